@@ -1,0 +1,290 @@
+"""The command line: `sinklab diagnose`, `report`, `doctor`, `models`. Heavy libraries load inside the commands."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sinklab import terminal
+from sinklab.errors import InputError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="What is an attention sink computing: nothing (NOP), or something shared (broadcast)?",
+)
+
+
+class RuleName(str, Enum):
+    """When a head is sunk."""
+
+    relaxed = "relaxed"
+    strict = "strict"
+    mass = "mass"
+
+
+class DefinitionName(str, Enum):
+    """Which meaning of NOP and broadcast the report leads with."""
+
+    causal = "causal"
+    counts = "counts"
+
+
+class Dtype(str, Enum):
+    """The model's precision."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="demo, timm:NAME, openclip:ARCH[/TAG or FILE], hf:REPO_OR_DIR, dinov2:NAME, or a PATH; see `sinklab models`.",
+    ),
+]
+Weights = Annotated[Path | None, typer.Option(help="A local weights file for the architecture named.")]
+RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Draw the weights from --seed.")]
+AllowPickle = Annotated[
+    bool, typer.Option("--allow-pickle", help="Also read weights files that may run code when they are opened.")
+]
+Offline = Annotated[bool, typer.Option("--offline", help="Never touch the network.")]
+Seed = Annotated[int, typer.Option(help="For --limit and --random-weights.")]
+Size = Annotated[
+    str,
+    typer.Option(help="Pixels: short side to size*256/224, then a centre crop; or native, the model's own transform."),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+
+
+@app.command()
+def diagnose(
+    model: ModelName = "demo",
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[IMAGES]...",
+            help="Files, folders, @list.txt, WebDataset .tar shards (glob or {000..009}), or demo (the default).",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="RUN", help="The run folder; default runs/MODEL.")
+    ] = None,
+    size: Size = "224",
+    batch_size: Annotated[int, typer.Option(help="Images at once.")] = 16,
+    device: Device = "auto",
+    dtype: Annotated[Dtype, typer.Option(help="Precision of the model; statistics are fp32 or better.")] = Dtype.float32,
+    workers: Annotated[int, typer.Option(help="Processes that decode images; 0 decodes in a thread.")] = 0,
+    limit: Annotated[int | None, typer.Option(help="Use this many images, drawn by --seed.")] = None,
+    seed: Seed = 0,
+    rule: Annotated[RuleName, typer.Option(help="When a head counts as sunk.")] = RuleName.relaxed,
+    attention: Annotated[
+        float | None, typer.Option(help="relaxed: attention that makes a query routed [default: 0.5].")
+    ] = None,
+    fraction: Annotated[
+        float | None, typer.Option(help="relaxed: share of queries that must be routed [default: 0.9].")
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="strict: every query gives 1 - epsilon, at most 0.5 [default: 0.5].")
+    ] = None,
+    mass: Annotated[float | None, typer.Option(help="mass: the least inflow [default: 0.3].")] = None,
+    definition: Annotated[
+        DefinitionName, typer.Option(help="Definition of NOP and broadcast that the report leads with.")
+    ] = DefinitionName.causal,
+    layers: Annotated[str | None, typer.Option(help="Only these layers, e.g. 1-23 or 0,5,7-9.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Tables only.")] = False,
+    fast: Annotated[
+        bool,
+        typer.Option("--fast", help="Compute z in the statistics pass: output equal to rounding, not bit for bit."),
+    ] = False,
+    strict_images: Annotated[
+        bool, typer.Option("--strict-images", help="Stop at the first image that cannot be used.")
+    ] = False,
+    weights: Weights = None,
+    random_weights: RandomWeights = False,
+    allow_pickle: AllowPickle = False,
+    offline: Offline = False,
+) -> None:
+    """Measure every attention head on every image, name its sinks, and write a report.
+
+    Many GPUs or machines: torchrun --nproc-per-node N -m sinklab diagnose ...
+    """
+    output = output or Path("runs") / _slug(model)
+    hint = f"The images finished so far are kept in {output}: the same command with --resume goes on."
+    with terminal.errors_as_sentences(hint):
+        options = {
+            "rule": _rule(rule, attention, fraction, epsilon, mass),
+            "definition": definition.value,
+            "layers": _layers(layers),
+            "size": _size(size),
+            "batch_size": batch_size,
+            "dtype": dtype.value,
+            "device": device,
+            "workers": workers,
+            "limit": limit,
+            "seed": seed,
+            "fast": fast,
+            "strict_images": strict_images,
+            "overwrite": overwrite,
+            "resume": resume,
+            "report": not no_report,
+            "command": ["sinklab", *sys.argv[1:]],
+        }
+        if resume and overwrite:
+            raise InputError("--resume goes on with a run and --overwrite replaces it: give one of them.")
+        from sinklab.data.images import find_images
+
+        found = find_images(images or ["demo"], limit=limit, seed=seed)  # before the model: it is the quicker error
+        handle = _load(model, weights, random_weights, seed, offline, allow_pickle, dtype.value)
+        from sinklab.diagnosis import diagnose as run_diagnosis
+
+        with terminal.progress() as progress:
+            run = run_diagnosis(handle, found, output, progress=progress, **{**options, "limit": None})
+        if os.environ.get("RANK", "0") != "0":
+            return
+        _say_skipped(run.skipped())
+        print(run.path / ("summary.json" if no_report else "report.html"))
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]) -> None:
+    """Write report.html again from a run's saved tables."""
+    with terminal.errors_as_sentences():
+        from sinklab.diagnosis import open_run
+
+        print(open_run(run).report())
+
+
+@app.command()
+def doctor(
+    model: ModelName = "demo",
+    images: Annotated[
+        list[str] | None, typer.Argument(metavar="[IMAGE]", help="One image; the first of several is used.")
+    ] = None,
+    size: Size = "224",
+    device: Device = "auto",
+    dtype: Annotated[Dtype, typer.Option(help="Precision to examine.")] = Dtype.float32,
+    seed: Seed = 0,
+    weights: Weights = None,
+    random_weights: RandomWeights = False,
+    allow_pickle: AllowPickle = False,
+    offline: Offline = False,
+) -> None:
+    """Prove the attachment to a model, site by site, and compare its precision with float64 on one image."""
+    with terminal.errors_as_sentences():
+        from sinklab.data.images import find_images
+
+        found = find_images(images or ["demo"])
+        handle = _load(model, weights, random_weights, seed, offline, allow_pickle, dtype.value)
+        from sinklab.diagnosis import pick_device
+        from sinklab.sinks.doctor import examine
+        from sinklab.sinks.options import ScanOptions
+        from sinklab.sinks.scan import check_input, first_readable
+
+        handle.module.to(pick_device(device))
+        options = ScanOptions(size=_size(size), dtype=dtype.value)
+        transform = options.transform(handle)
+        for note in check_input(handle, transform):
+            terminal.say(f"sinklab: note: {note}")
+        pixels = first_readable(found, transform, strict=False)
+        terminal.examination(examine(handle, pixels, dtype=dtype.value))
+
+
+@app.command()
+def models() -> None:
+    """The names that MODEL can be."""
+    with terminal.errors_as_sentences():
+        from sinklab.models.load import describe_names
+
+        rows = [[row["name"], row["loads"], row["example"]] for row in describe_names()]
+        terminal.table("Models", ["name", "loads", "example"], rows)
+
+
+def main() -> None:
+    """The console script."""
+    terminal.warnings_as_lines()
+    app()
+
+
+def _slug(model: str) -> str:
+    """A folder name for a model's runs."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", model.removeprefix("timm:").rstrip("/").rpartition("/")[2] or model)
+    return name.strip("-.") or "run"
+
+
+def _size(text: str) -> int | str:
+    if text == "native":
+        return text
+    if not text.isdigit() or int(text) == 0:
+        raise InputError(f"--size is a number of pixels or native, not {text!r}.")
+    return int(text)
+
+
+def _layers(text: str | None) -> list[int] | None:
+    """"1-23" or "0,5,7-9" as numbers."""
+    if text is None:
+        return None
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise InputError(f"--layers is like 1-23 or 0,5,7-9, not {text!r}.")
+        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return found
+
+
+def _rule(
+    name: RuleName, attention: float | None, fraction: float | None, epsilon: float | None, mass: float | None
+) -> Any:
+    """The rule with its own thresholds; one that belongs to another rule is refused, not ignored."""
+    from sinklab.sinks.rule import SinkRule
+
+    given = {"attention": attention, "fraction": fraction, "epsilon": epsilon, "mass": mass}
+    own = {"relaxed": ("attention", "fraction"), "strict": ("epsilon",), "mass": ("mass",)}
+    for option, value in given.items():
+        if value is not None and option not in own[name.value]:
+            owner = next(rule for rule, options in own.items() if option in options)
+            raise InputError(f"--{option} belongs to --rule {owner}, but the rule is {name.value}.")
+    chosen = {option: value for option, value in given.items() if value is not None}
+    if "mass" in chosen:
+        chosen["threshold"] = chosen.pop("mass")
+    return SinkRule(name=name.value, **chosen)  # type: ignore[arg-type]
+
+
+def _load(
+    name: str,
+    weights: Path | None,
+    random_weights: bool,
+    seed: int,
+    offline: bool,
+    allow_pickle: bool,
+    dtype: str,
+) -> Any:
+    from sinklab.handle import load
+
+    handle = load(
+        name, weights=weights, random_weights=random_weights, seed=seed, offline=offline, allow_pickle=allow_pickle
+    )
+    if dtype == "float32":
+        handle.module.float()  # weights stored in bfloat16 are widened without loss
+    return handle
+
+
+def _say_skipped(skipped: list[tuple[str, str]]) -> None:
+    if not skipped:
+        return
+    terminal.say(f"sinklab: {len(skipped)} of the images could not be used (listed in run.json):")
+    for image, reason in skipped[:10]:
+        terminal.say(f"  {image}: {reason}")
+    if len(skipped) > 10:
+        terminal.say(f"  … and {len(skipped) - 10} more")

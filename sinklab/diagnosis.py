@@ -1,0 +1,285 @@
+"""`diagnose`: a model, some images, and a run folder with the answer; the command line calls the same function.
+
+    run = sinklab.diagnose(sinklab.load("demo"), "photos/", output="runs/mine")
+    run.sinks; run.heads; run.summary; run.report()
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sinklab.errors import InputError, NotFoundError
+from sinklab.run import Run, library_versions, utc_now
+
+if TYPE_CHECKING:
+    from sinklab.data.images import ImageList, ImageTransform
+    from sinklab.handle import Model
+    from sinklab.sinks.classify import SinkDefinition
+    from sinklab.sinks.options import ScanOptions
+    from sinklab.sinks.ranks import Ranks
+    from sinklab.sinks.rule import SinkRule
+    from sinklab.sinks.scan import Progress, Timings
+
+
+class Diagnosis(Run):
+    """A diagnosed run: its tables, and its report."""
+
+    def report(self) -> Path:
+        """Write (or write again) `report.html` with its figures and tables, from the saved tables alone."""
+        from sinklab.reports.page import write_report
+
+        return write_report(self)
+
+
+def open_run(path: str | Path) -> Diagnosis:
+    """A finished run, to be read. Raises NotFoundError for a folder that is not one, InputError for an unfinished one."""
+    run = Diagnosis.open(path)
+    assert isinstance(run, Diagnosis)
+    if run.config.get("status") != "complete":
+        raise InputError(
+            f"The run {path} is not complete (status: {run.config.get('status')}): go on with --resume first."
+        )
+    return run
+
+
+def diagnose(
+    model: Model | str,
+    images: str | Path | Sequence[str | Path] | ImageList = "demo",
+    output: str | Path = "runs/demo",
+    *,
+    rule: SinkRule | None = None,
+    definition: SinkDefinition | str = "causal",
+    layers: Sequence[int] | None = None,
+    size: int | str = 224,
+    batch_size: int = 16,
+    dtype: str = "float32",
+    device: str | None = None,
+    workers: int = 0,
+    limit: int | None = None,
+    seed: int = 0,
+    fast: bool = False,
+    strict_images: bool = False,
+    overwrite: bool = False,
+    resume: bool = False,
+    report: bool = True,
+    command: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> Diagnosis:
+    """Measure every attention head of a model on every image, name its sinks, and write a run folder.
+
+    Args:
+        model: a handle from `load` or `attach`, or a name for `load`.
+        images: files, folders, `@list.txt`, tar shards, "demo"; one or several; or an ImageList.
+        output: the run folder; it must be new, unless `resume` or `overwrite`.
+        rule: when a head counts as sunk (default `SinkRule.relaxed()`); definition: "causal" or "counts", the one that
+            the report leads with (both are always computed).
+        layers: only these layers. size, batch_size, dtype, workers, limit, seed, fast, strict_images: see `ScanOptions`.
+        device: "cpu", "cuda", "cuda:1", "mps", "auto"; None leaves the model where it is.
+        report: also write `report.html`. progress: told (images done, images in all).
+
+    Under torchrun every rank calls this; rank 0 creates and finishes the run.
+    Raises InputError and NotFoundError with a sentence before anything is written wherever that is possible.
+    """
+    from sinklab.data.images import ImageList, find_images
+    from sinklab.handle import load
+    from sinklab.sinks.classify import SinkDefinition
+    from sinklab.sinks.options import ScanOptions
+    from sinklab.sinks.ranks import ranks
+    from sinklab.sinks.rule import SinkRule
+
+    options = ScanOptions(
+        size=size,
+        batch_size=batch_size,
+        dtype=dtype,
+        workers=workers,
+        limit=limit,
+        seed=seed,
+        rule=rule or SinkRule.relaxed(),
+        definition=SinkDefinition.named(definition) if isinstance(definition, str) else definition,
+        layers=None if layers is None else tuple(sorted(set(layers))),
+        fast=fast,
+        strict_images=strict_images,
+    )
+    if isinstance(images, ImageList):
+        found = images if limit is None else images.sample(limit, seed=seed)
+    else:
+        found = find_images(images, limit=limit, seed=seed)
+    model = load(model) if isinstance(model, str) else model
+    with ranks() as own:
+        if device is not None:
+            model.module.to(pick_device(device, own.local))
+        return _diagnose(model, found, Path(output), options, own, overwrite, resume, report, command, progress)
+
+
+def _diagnose(
+    model: Model,
+    images: ImageList,
+    output: Path,
+    options: ScanOptions,
+    own: Ranks,
+    overwrite: bool,
+    resume: bool,
+    report: bool,
+    command: Sequence[str] | None,
+    progress: Progress | None,
+) -> Diagnosis:
+    from sinklab.sinks.findings import write_findings
+    from sinklab.sinks.scan import check_input, first_readable, prove_attachment, scan
+
+    if options.layers is not None:
+        unknown = sorted(set(options.layers) - {site.layer for site in model.sites})
+        if unknown:
+            raise NotFoundError(f"Layer {unknown[0]} does not exist: {model.name} has layers 0 to {len(model.sites) - 1}.")
+    transform = options.transform(model)
+    notes = check_input(model, transform)
+    prove_attachment(model, first_readable(images, transform, strict=options.strict_images), options)
+    settings = options.settings(model, images, model.device.type)
+    run = _open(output, settings, own, overwrite=overwrite, resume=resume)
+    with run:
+        if own.first:
+            run.update(**_about(model, images, transform, options, own, notes, command))
+        own.wait()
+        problem, timings = None, None
+        try:
+            timings = scan(model, images, transform, run, options, own, progress)
+        except Exception as error:  # the other ranks must hear of it, or they would wait for this one for ever
+            problem = str(error) or type(error).__name__
+            if own.world == 1:
+                raise
+            own.any_failed(problem)
+            raise
+        said = own.any_failed(problem)
+        if said is not None:
+            raise InputError(f"Another rank stopped: {said}")
+        own.wait()
+        if own.first:
+            assert timings is not None
+            write_findings(model, images, transform, run, options)
+            run.update(status="complete", finished=utc_now(), **_after(run, timings, own))
+            if report:
+                run.report()
+        own.wait()
+    return run
+
+
+def _open(output: Path, settings: dict[str, Any], own: Ranks, *, overwrite: bool, resume: bool) -> Diagnosis:
+    """Rank 0 creates, the others join; a refusal reaches them all as the same sentence."""
+    run, problem, refusal = None, None, None
+    if own.first:
+        try:
+            run = Diagnosis.create(output, settings=settings, overwrite=overwrite, resume=resume)
+        except (InputError, NotFoundError, OSError) as error:
+            problem, refusal = str(error), error
+    said = own.agree(problem)
+    if refusal is not None:
+        raise refusal
+    if said is not None:
+        raise InputError(said)
+    if run is None:
+        run = Diagnosis.join(output, settings=settings, rank=own.rank)
+    assert isinstance(run, Diagnosis)
+    return run
+
+
+def _about(
+    model: Model,
+    images: ImageList,
+    transform: ImageTransform,
+    options: ScanOptions,
+    own: Ranks,
+    notes: list[str],
+    command: Sequence[str] | None,
+) -> dict[str, Any]:
+    """What run.json says before the first batch."""
+    import torch
+
+    return {
+        "command": list(command) if command is not None else None,
+        "model": model.describe(),
+        "images": {
+            "count": len(images),
+            "sources": list(images.sources),
+            "list_sha256": images.sha256,
+            "size": [transform.height, transform.width],
+            "transform": transform.sentence(),
+            "skipped": [],
+            "notes": list(images.notes),
+        },
+        "options": {
+            "size": options.size,
+            "batch_size": options.batch_size,
+            "workers": options.workers,
+            "limit": options.limit,
+            "layers": None if options.layers is None else list(options.layers),
+            "fast": options.fast,
+            "strict_images": options.strict_images,
+        },
+        "rule": options.rule.as_dict(),
+        "definition": options.definition.name,
+        "seeds": {"images": options.seed},
+        "versions": library_versions(
+            ("sinklab", "torch", "torchvision", "timm", "open_clip_torch", "transformers", "numpy", "pandas", "pyarrow")
+        )
+        | {"python": sys.version.split()[0]},
+        "device": _device_name(model.device),
+        "dtype": options.dtype,
+        "tf32": bool(torch.backends.cuda.matmul.allow_tf32) if model.device.type == "cuda" else False,
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "ranks": own.world,
+        "notes": [*model.provenance.notes, *notes],
+    }
+
+
+def _after(run: Run, timings: Timings, own: Ranks) -> dict[str, Any]:
+    """What run.json says when all batches are in."""
+    skipped = [{"image": image, "reason": reason} for image, reason in run.skipped()]
+    speed = timings.images / timings.seconds if timings.seconds else None
+    return {
+        "images": {**run.config["images"], "skipped": skipped},
+        "timings": {
+            "images": timings.images,
+            "seconds": round(timings.seconds, 3),
+            "model_seconds": round(timings.model_seconds, 3),
+            "images_per_second": None if speed is None else round(speed, 2),
+            "of": "this session, rank 0" if own.world > 1 or run.resumed else "the whole run",
+        },
+    }
+
+
+def pick_device(name: str, local_rank: int = 0) -> str:
+    """A torch device from --device; "auto" prefers CUDA, then MPS, then the CPU. Raises InputError if it is not there."""
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    kind = name.partition(":")[0]
+    if kind not in ("cpu", "cuda", "mps"):
+        raise InputError(f"--device is auto, cpu, cuda, cuda:N or mps, not {name!r}.")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda was asked for, but torch sees no CUDA device here.")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise InputError("--device mps was asked for, but torch sees no MPS device here.")
+    if name == "cuda":
+        return f"cuda:{local_rank}"
+    try:
+        index = torch.device(name).index or 0
+    except RuntimeError as error:
+        raise InputError(f"--device is auto, cpu, cuda, cuda:N or mps, not {name!r}.") from error
+    if kind == "cuda" and index >= torch.cuda.device_count():
+        raise InputError(f"--device {name} does not exist: torch sees {torch.cuda.device_count()} CUDA devices.")
+    return name
+
+
+def _device_name(device: Any) -> str:
+    import platform
+
+    import torch
+
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    if device.type == "cpu":
+        return f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"
+    return str(device)

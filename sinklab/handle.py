@@ -1,0 +1,179 @@
+"""One name, one handle: the plain module, its tokens, its preprocessing, its attention sites, and where it came from.
+
+`models` hands out modules and `hooks` finds their sites; neither knows the other, and this is where they meet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sinklab.errors import InputError, NotFoundError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from sinklab.hooks.site import Site
+    from sinklab.models.loaded import Loaded, Preprocessing, Provenance
+    from sinklab.models.tokens import TokenMap
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Model:
+    """A model under study. Call it with pixels [B 3 H W] for its final tokens [B N C].
+
+    The module is the library's own, untouched: nothing is rewritten, folded or centred.
+    """
+
+    loaded: Loaded
+    sites: tuple[Site, ...]
+    """One attention layer each, in order."""
+
+    @property
+    def name(self) -> str:
+        """What the user asked for."""
+        return self.loaded.provenance.name
+
+    @property
+    def module(self) -> nn.Module:
+        """The plain nn.Module."""
+        return self.loaded.module
+
+    @property
+    def tokens(self) -> TokenMap:
+        """CLS, registers and the grid of patches."""
+        return self.loaded.tokens
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """Mean, std, interpolation and evaluation size, from the model's own configuration."""
+        return self.loaded.preprocessing
+
+    @property
+    def provenance(self) -> Provenance:
+        """Source, hash, versions, activation, LayerScale statistics."""
+        return self.loaded.provenance
+
+    @property
+    def device(self) -> Any:
+        """Where the parameters are."""
+        return next(self.module.parameters()).device
+
+    @property
+    def dtype(self) -> Any:
+        """The parameters' floating point type."""
+        return next(p.dtype for p in self.module.parameters() if p.is_floating_point())
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """pixels [B 3 H W] → final tokens [B N C], after the final norm where the model has one."""
+        return self.loaded.forward(self.module, pixels)
+
+    def with_module(self, module: nn.Module) -> Model:
+        """The same handle round another copy of the module; its sites are found anew."""
+        from sinklab.hooks.site import find_sites
+
+        return Model(loaded=replace(self.loaded, module=module), sites=tuple(find_sites(module)))
+
+    def check_size(self, height: int, width: int) -> str | None:
+        """Whether an input of that size can be read; raises InputError with a sentence if not.
+
+        Returns a sentence about pixels at the edge that no whole patch covers, or None.
+        """
+        self.tokens.grid(height, width)
+        fixed = self.loaded.fixed_size
+        if fixed is not None and fixed != (height, width):
+            raise InputError(
+                f"{self.name} takes images of {fixed[0]}x{fixed[1]} only (its position table cannot meet another shape), "
+                f"not {height}x{width}: use --size native."
+            )
+        lost = self.tokens.edge_lost(height, width)
+        if lost == (0, 0):
+            return None
+        patch = "x".join(map(str, self.tokens.patch_size))
+        return (
+            f"{height}x{width} is not a multiple of the patch ({patch}): the model does not see the last "
+            f"{lost[0]} rows and {lost[1]} columns of pixels."
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that run.json keeps about the model."""
+        after = {site.parts.after for site in self.sites} - {None}
+        return {
+            **asdict(self.provenance),
+            "layers": len(self.sites),
+            "heads": max(site.heads for site in self.sites),
+            "prefix": list(self.tokens.prefix),
+            "patch_size": list(self.tokens.patch_size),
+            "preprocessing": asdict(self.preprocessing),
+            "update": f"measured before the {' and '.join(sorted(after))}" if after else "as added, LayerScale included",
+            "sites": [
+                {"layer": s.layer, "name": s.name, "heads": s.heads, "kv_heads": s.kv_heads, "head_dim": s.head_dim}
+                for s in self.sites
+            ],
+        }
+
+
+def load(
+    name: str,
+    *,
+    weights: str | Path | None = None,
+    random_weights: bool = False,
+    seed: int = 0,
+    offline: bool = False,
+    allow_pickle: bool = False,
+    image_size: int | tuple[int, int] | None = None,
+) -> Model:
+    """A model by name, ready to be diagnosed.
+
+    Names: `demo`, `timm:NAME`, `openclip:ARCH[/TAG or FILE]`, `hf:REPO_OR_DIR`, `dinov2:NAME`, or the path of a
+    checkpoint with a sidecar config or of a run folder (`sinklab models` prints the table). With a local file nothing
+    touches the network.
+
+    Args:
+        weights: a local file for the architecture named.
+        random_weights: draw the weights from `seed` (at `image_size` if given).
+        offline: never touch the network.
+        allow_pickle: also read files that may run code when they are opened.
+
+    Raises NotFoundError (no such model, file or copy) and InputError (weights that do not fit, with a report).
+    """
+    from sinklab.models.load import load as load_plain
+
+    loaded = load_plain(
+        name,
+        weights=weights,
+        random_weights=random_weights,
+        seed=seed,
+        offline=offline,
+        allow_pickle=allow_pickle,
+        image_size=image_size,
+    )
+    return _handle(loaded)
+
+
+def attach(
+    module: nn.Module,
+    *,
+    tokens: TokenMap | None = None,
+    preprocessing: Preprocessing | None = None,
+    name: str = "attached",
+) -> Model:
+    """A handle for a model already in memory; wrappers (torch.compile, DDP, FSDP) are looked through.
+
+    `tokens` and `preprocessing` are inferred for timm, OpenCLIP and Hugging Face classes; for others give at least the
+    tokens. Raises InputError where they cannot be known, NotFoundError where no attention layer is found.
+    """
+    from sinklab.hooks.wrappers import unwrap
+    from sinklab.models.load import from_module
+
+    return _handle(from_module(unwrap(module), tokens=tokens, preprocessing=preprocessing, name=name))
+
+
+def _handle(loaded: Loaded) -> Model:
+    from sinklab.hooks.site import find_sites
+
+    try:
+        return Model(loaded=loaded, sites=tuple(find_sites(loaded.module)))
+    except NotFoundError as error:
+        raise NotFoundError(f"{loaded.provenance.name} was loaded, but cannot be read. {error}") from error

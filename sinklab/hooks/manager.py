@@ -1,0 +1,270 @@
+"""HookManager: the with-block that attaches to a model, reads every attention call, and leaves nothing behind.
+
+    with HookManager(model, reader) as hooks:
+        hooks.run(pixels)
+
+Attachment is proved, never assumed: an attention module that runs without a visible attention call, runs two, or
+never runs at all is an error that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sinklab.errors import InputError, NotFoundError
+from sinklab.hooks.seam import AttentionCall, Seam, read_call, standing_in
+from sinklab.hooks.site import Site, find_sites
+from sinklab.hooks.wrappers import run_eagerly, unwrap
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+NO_CALL = (
+    "The attention of site {name!r} ran without calling scaled_dot_product_attention, so nothing could be read. "
+    "{advice}"
+)
+ADVICE = {
+    "eager": "It is a Hugging Face model in eager mode: load it with attn_implementation='sdpa', or call "
+    "model.set_attn_implementation('sdpa').",
+    "fused_attn": "timm built it with fused attention off: set module.fused_attn = True on each attention, or build "
+    "the model without TIMM_FUSED_ATTN=0.",
+    "": "xFormers kernels, eager formulas and TransformerLens bridges are not visible: load the model through timm, "
+    "OpenCLIP or Hugging Face with SDPA attention.",
+}
+
+
+class Reader:
+    """What is told of a forward pass. Override what you need; only overridden moments cost anything.
+
+    Shapes: the residual stream is [B N C] whatever order the model runs in.
+    """
+
+    def resid_pre(self, site: Site, x: Tensor) -> None:
+        """The block's input."""
+
+    def resid_mid(self, site: Site, x: Tensor) -> None:
+        """The residual stream after the attention's update, before the MLP."""
+
+    def resid_post(self, site: Site, x: Tensor) -> None:
+        """The block's output."""
+
+    def projected(self, site: Site, x: Tensor, update: Tensor) -> None:
+        """Input [B Q H·D] and output [B Q C] of the projection W_O."""
+
+    def attention(self, site: Site, call: AttentionCall) -> None:
+        """The attention call, with z."""
+
+
+class HookManager:
+    """Attach to a model for the length of a with-block.
+
+    Args:
+        model: a sinklab model handle, or any nn.Module that `find_sites` understands; wrappers are looked through.
+        reader: told of every attention call and, where it overrides them, of the residual stream.
+        attend: (site, call) → z [B H Q D], in place of the model's own kernel; the reader then gets that z.
+        layers: attach to these layers only (numbers of `Site.layer`); None for all.
+
+    The model's output is bit-identical while reading (`nn.MultiheadAttention`: equal to rounding, because its
+    fast path cannot be seen and is not used while attached).
+    Raises InputError for a model in training mode with dropout, and NotFoundError on leaving a block in which a
+    reader read nothing or a site never fired.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        reader: Reader | None = None,
+        *,
+        attend: Callable[[Site, AttentionCall], Tensor] | None = None,
+        layers: Sequence[int] | None = None,
+    ) -> None:
+        self.model = model
+        self.module: nn.Module = unwrap(getattr(model, "module", model) if not isinstance(model, torch.nn.Module) else model)
+        sites = list(getattr(model, "sites", None) or find_sites(self.module))
+        if layers is not None:
+            unknown = sorted(set(layers) - {site.layer for site in sites})
+            if unknown:
+                raise NotFoundError(f"Layer {unknown[0]} does not exist: this model has layers 0 to {len(sites) - 1}.")
+            sites = [site for site in sites if site.layer in set(layers)]
+        self.sites = sites
+        self.reader = reader
+        self.attend = attend
+        self.fired: dict[str, int] = {}
+        self._running: list[Site] = []
+        self._calls: dict[str, int] = {}
+        self._stack: ExitStack | None = None
+        self._expected = True
+
+    def __enter__(self) -> HookManager:
+        if self._stack is not None:
+            raise InputError("This HookManager is already attached; make a second one to attach twice.")
+        _refuse_dropout(self.module)
+        self.fired = {site.name: 0 for site in self.sites}
+        self._running, self._calls = [], {}
+        with ExitStack() as stack:
+            stack.enter_context(run_eagerly(self.module))
+            stack.enter_context(standing_in([s.attention for s in self.sites if s.parts.stand_in]))
+            for site in self.sites:
+                self._hook(stack, site)
+            stack.enter_context(Seam(self._intercept))
+            self._stack = stack.pop_all()  # from here on the caller's with-block owns it
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        assert self._stack is not None
+        stack, self._stack = self._stack, None
+        stack.close()
+        if kind is None and self._expected and (self.reader is not None or self.attend is not None):
+            self._check_fired()
+
+    def run(self, *inputs: Any, **kwargs: Any) -> Any:
+        """One forward of the model; every site must fire exactly once in it. Returns the model's output."""
+        if self._stack is None:
+            raise InputError("The HookManager is not attached: call run() inside its with-block.")
+        before = dict(self.fired)
+        forward = self.model if not isinstance(self.model, torch.nn.Module) else self.module
+        result = forward(*inputs, **kwargs)
+        for site in self.sites:
+            count = self.fired[site.name] - before[site.name]
+            if count != 1:
+                raise NotFoundError(
+                    f"Site {site.name!r} fired {count} times in one forward, where one was expected "
+                    f"({sum(self.fired[s.name] > before[s.name] for s in self.sites)} of {len(self.sites)} sites fired)."
+                )
+        return result
+
+    def expect_nothing(self) -> None:
+        """Leave the block without complaint although no forward ran in it; for callers who know that none could."""
+        self._expected = False
+
+    def _hook(self, stack: ExitStack, site: Site) -> None:
+        def on_start(module: Any, args: Any) -> None:
+            self._running.append(site)
+            self._calls[site.name] = 0
+
+        def on_end(module: Any, args: Any, result: Any) -> None:
+            # always_call=True runs this after an exception too, with no result: then only the stack is put right
+            if self._running and self._running[-1] is site:
+                self._running.pop()
+            if result is None:
+                return
+            if self._calls.get(site.name, 0) != 1:
+                raise NotFoundError(_no_call(site) if not self._calls.get(site.name) else _many(site, self._calls))
+            self.fired[site.name] += 1
+
+        def keep(handle: Any) -> None:
+            stack.callback(handle.remove)
+
+        keep(site.attention.register_forward_pre_hook(on_start))
+        keep(site.attention.register_forward_hook(on_end, always_call=True))
+        reader = self.reader
+        if reader is None:
+            return
+        if _overrides(reader, "resid_pre"):
+            keep(site.block_module.register_forward_pre_hook(_on_input(reader.resid_pre, site), with_kwargs=True))
+        if _overrides(reader, "resid_post"):
+            keep(site.block_module.register_forward_hook(_on_output(reader.resid_post, site)))
+        if _overrides(reader, "resid_mid") and site.second_norm is not None:
+            keep(site.second_norm.register_forward_pre_hook(_on_input(reader.resid_mid, site), with_kwargs=True))
+        if _overrides(reader, "projected"):
+            keep(site.parts.projection.register_forward_hook(_on_projection(reader, site)))
+
+    def _intercept(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+        if not self._running:  # a pooling head, or a layer that was not asked for
+            from sinklab.hooks.seam import SDPA
+
+            return SDPA(*args, **kwargs)
+        site = self._running[-1]
+        self._calls[site.name] += 1
+        call = read_call(args, kwargs)
+        if call.q.shape[1] != site.heads or call.v.shape[-1] != site.head_dim:
+            raise InputError(
+                f"Site {site.name!r} declares {site.heads} heads of dim {site.head_dim}, but its attention ran with "
+                f"{call.q.shape[1]} heads of dim {call.v.shape[-1]}."
+            )
+        if self.attend is not None:
+            z = self.attend(site, call)
+        else:
+            from sinklab.hooks.seam import SDPA
+
+            z = SDPA(*args, **kwargs)  # the model's own arguments, so that the kernel chosen is the model's own
+        if self.reader is not None:
+            self.reader.attention(site, call.with_z(z))
+        return z
+
+    def _check_fired(self) -> None:
+        silent = [site.name for site in self.sites if not self.fired[site.name]]
+        if len(silent) == len(self.sites):
+            raise NotFoundError(
+                "Nothing was read: no attention site fired inside the with-block. Run the model inside it (a compiled "
+                "wrapper bypasses hooks: call hooks.run(...) or the unwrapped module)."
+            )
+        if silent:
+            raise NotFoundError(
+                f"{len(silent)} of {len(self.sites)} attention sites never fired, the first is {silent[0]!r}."
+            )
+
+
+def _overrides(reader: Reader, moment: str) -> bool:
+    return getattr(type(reader), moment) is not getattr(Reader, moment)
+
+
+def _batch_first(site: Site, x: Tensor) -> Tensor:
+    return x.transpose(0, 1) if site.tokens_first else x
+
+
+def _first_tensor(values: Any) -> Tensor:
+    return next(value for value in values if isinstance(value, torch.Tensor))
+
+
+def _on_input(tell: Callable[[Site, Tensor], None], site: Site) -> Callable[..., None]:
+    def hook(module: Any, args: Any, kwargs: Any) -> None:
+        tell(site, _batch_first(site, _first_tensor((*args, *kwargs.values()))))
+
+    return hook
+
+
+def _on_output(tell: Callable[[Site, Tensor], None], site: Site) -> Callable[..., None]:
+    def hook(module: Any, args: Any, result: Any) -> None:
+        tell(site, _batch_first(site, result if isinstance(result, torch.Tensor) else result[0]))
+
+    return hook
+
+
+def _on_projection(reader: Reader, site: Site) -> Callable[..., None]:
+    def hook(module: Any, args: Any, result: Any) -> None:
+        reader.projected(site, args[0], result)
+
+    return hook
+
+
+def _refuse_dropout(module: nn.Module) -> None:
+    for name, child in module.named_modules():
+        rate = getattr(child, "p", None) if "Drop" in type(child).__name__ else None
+        rate = getattr(child, "drop_prob", rate)
+        rate = getattr(child, "dropout", rate) if type(child).__name__ == "MultiheadAttention" else rate
+        if child.training and isinstance(rate, float) and rate > 0:
+            raise InputError(
+                f"{name!r} is in training mode with dropout {rate}: what is read would change from run to run. "
+                "Call model.eval() first."
+            )
+
+
+def _no_call(site: Site) -> str:
+    config = getattr(site.attention, "config", None)
+    if getattr(config, "_attn_implementation", None) == "eager":
+        advice = "eager"
+    else:
+        advice = "fused_attn" if getattr(site.attention, "fused_attn", True) is False else ""
+    return NO_CALL.format(name=site.name, advice=ADVICE[advice])
+
+
+def _many(site: Site, calls: Mapping[str, int]) -> str:
+    return (
+        f"The attention of site {site.name!r} called scaled_dot_product_attention {calls[site.name]} times in one forward, "
+        "where one softmax a layer is expected (differential attention makes two): it cannot be read as one pattern."
+    )

@@ -1,0 +1,198 @@
+"""`write_report`: from a run folder's tables to tables/*.csv, figures/* and one self-contained report.html.
+
+Nothing here runs a model, and nothing depends on the time or the machine: the same run gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from markupsafe import Markup
+
+from sinklab.reports import captions, overlays, sections, tables, wording
+from sinklab.reports.figures import fullness
+from sinklab.reports.palette import CLASS_NAME, CLASSES, HEAT_RAMP, KIND_GLYPH, KIND_NAME, KINDS
+from sinklab.reports.verdict import Verdict, give_verdict
+from sinklab.sinks.classify import SinkDefinition, both_definitions
+from sinklab.sinks.rule import SinkRule
+from sinklab.sinks.table import counts_per_image, kind_by_layer, sensitivity, sink_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class SavedRun(Protocol):
+    """What a report needs of a run: its folder, its tables, and a way to write files into it."""
+
+    path: Path
+
+    @property
+    def config(self) -> dict[str, Any]: ...
+    @property
+    def heads(self) -> pd.DataFrame: ...
+    def write_text(self, name: str, text: str, /) -> Any: ...
+    def write_bytes(self, name: str, content: bytes, /) -> Any: ...
+    def write_table(self, name: str, table: pd.DataFrame, /) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """Every table that the page shows, computed once from the saved ones."""
+
+    rule: SinkRule
+    definition: SinkDefinition
+    definitions: list[SinkDefinition]
+    """The run's own first."""
+    heads: pd.DataFrame
+    table: pd.DataFrame
+    kinds: pd.DataFrame
+    counts: pd.DataFrame
+    own_counts: pd.DataFrame
+    sensitivity: pd.DataFrame
+    routes: pd.DataFrame
+    has_spectrum: bool
+    verdict: Verdict
+
+
+def write_report(run: SavedRun) -> Path:
+    """Write RUN/tables/*.csv, RUN/figures/*.{svg,png,csv} and RUN/report.html; returns the page's path.
+
+    Reads only what the run has saved. Overlays, spectrum and events may each be missing; the page then says so.
+    """
+    found = gather(run)
+    drawn = draw_figures(found)
+    saved = overlays.read_overlays(run.path)
+    shown: list[overlays.HeadExamples] = []
+    photographs: list[overlays.Photograph] = []
+    if saved is not None:
+        columns, listed = saved
+        shown, photographs = overlays.examples_by_head(run.path, columns, listed, found.table, run.config)
+        run.write_table("figures/overlays.csv", tables.labelled(columns, rule=found.rule.name))
+    _write_tables(run, found)
+    for figure in drawn.values():
+        run.write_text(f"figures/{figure.name}.svg", figure.svg)
+        run.write_bytes(f"figures/{figure.name}.png", figure.png)
+        run.write_table(f"figures/{figure.name}.csv", _with_labels(figure, found))
+    for head in shown:
+        run.write_bytes(f"figures/{head.name}.png", overlays.overlay_png(head))
+    page = render(run.config, found, drawn, shown, photographs)
+    run.write_text("report.html", page)
+    return run.path / "report.html"
+
+
+def gather(run: SavedRun) -> Findings:
+    """Everything that the page counts, from the run's tables."""
+    rule = SinkRule.from_dict(run.config["rule"])
+    definition = SinkDefinition.named(run.config["definition"])
+    definitions = sorted(both_definitions(), key=lambda each: each != definition)
+    heads = run.heads
+    table = tables.head_table(heads, sink_table(heads, rule, definitions), rule, definitions)
+    own_counts = counts_per_image(heads, [rule], definitions)
+    routes, has_spectrum = _routes(run.path / "tables/spectrum.csv", table)
+    return Findings(
+        rule=rule,
+        definition=definition,
+        definitions=definitions,
+        heads=heads,
+        table=table,
+        kinds=kind_by_layer(heads),
+        counts=counts_per_image(heads, tables.report_rules(rule), definitions),
+        own_counts=own_counts,
+        sensitivity=sensitivity(heads, rule),
+        routes=routes,
+        has_spectrum=has_spectrum,
+        verdict=give_verdict(heads, table, own_counts, rule, definition),
+    )
+
+
+def _routes(spectrum: Path, table: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
+    """Lemma 3's table, and whether the run has a spectrum: a model without query and key weights has none."""
+    import pandas as pd
+
+    routes = tables.route_table(table, pd.read_csv(spectrum) if spectrum.is_file() else None)
+    return routes, bool(routes["sigma1_share"].notna().any())
+
+
+def draw_figures(found: Findings) -> dict[str, captions.Drawn]:
+    """The page's figures by the section that holds them; those about sunk heads are absent if no head sinks."""
+    events = int(found.table["events"].sum())
+    counted = captions.Counted(images=found.verdict.numbers["images"], events=events, rule=found.rule.name)
+    if not len(found.table):
+        return {}
+    drawn = {
+        "kinds": captions.kinds_figure(found.kinds, counted),
+        "frequency": captions.frequency_figure(found.table, found.definition, counted),
+    }
+    if events:
+        for definition in found.definitions:
+            own = definition == found.definition
+            plane = captions.plane_figure(found.table, definition, counted, own)
+            drawn["plane" if own else "other_plane"] = plane
+        if found.has_spectrum:
+            drawn["routes"] = captions.routes_figure(found.routes, found.definition, counted)
+    return drawn
+
+
+def _with_labels(figure: captions.Drawn, found: Findings) -> pd.DataFrame:
+    """The plotted numbers with the rule and the definition that they rest on."""
+    if figure.name.startswith("fig4"):
+        return tables.labelled(figure.table, rule="none")
+    columns = [str(name) for name in figure.table]
+    named = [name.removeprefix("class_") for name in columns if name.startswith("class_")]
+    return tables.labelled(figure.table, rule=found.rule.name, definition="+".join(named))
+
+
+def _write_tables(run: SavedRun, found: Findings) -> None:
+    rule = {"rule": found.rule.name, "rule_sentence": found.rule.sentence()}
+    run.write_table("tables/heads.csv", tables.labelled(found.table, rule=found.rule.name))
+    run.write_table("tables/counts_per_image.csv", found.counts)
+    run.write_table("tables/table14.csv", tables.labelled(tables.table_14(found.own_counts), **rule))
+    run.write_table("tables/table15.csv", tables.table_15(found.counts))
+    run.write_table("tables/sensitivity.csv", tables.labelled(found.sensitivity, rule=found.rule.name))
+    sunk = found.routes[found.routes["events"] > 0]
+    run.write_table("tables/routes.csv", tables.labelled(sunk, rule=found.rule.name))
+
+
+def render(
+    config: dict[str, Any],
+    found: Findings,
+    drawn: dict[str, captions.Drawn],
+    shown: list[overlays.HeadExamples],
+    photographs: list[overlays.Photograph],
+) -> str:
+    """The page as text; every name that a user chose is escaped."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"number": wording.number, "fixed": wording.fixed, "percent": wording.percent}
+    environment.globals |= {"plural": wording.plural, "class_name": CLASS_NAME, "kind_name": KIND_NAME,
+                            "kind_glyph": KIND_GLYPH, "classes": CLASSES, "kinds": KINDS, "fullness": fullness}  # fmt: skip
+    assets = files("sinklab") / "assets"
+    template = environment.from_string((assets / "report.html.j2").read_text(encoding="utf-8"))
+    return template.render(
+        style=Markup((assets / "report.css").read_text(encoding="utf-8")),
+        versions=sections.library_versions(config),
+        skipped=sections.skipped_images(config),
+        size=sections.size_words(config),
+        notes=sections.notes(config),
+        prefix_words=wording.joined(sections.prefix_names(config)) or "none",
+        config=config,
+        model=config.get("model", {}),
+        images=config.get("images", {}),
+        found=found,
+        verdict=found.verdict,
+        drawn=drawn,
+        layers=sections.layer_sections(found.table, found.definition),
+        table_14=sections.records(tables.table_14(found.own_counts)),
+        table_15=sections.records(tables.table_15(found.counts)),
+        grids=[(each, sections.records(tables.sensitivity_grid(found.sensitivity, each)))
+               for each in found.definitions],
+        routes=sections.strongest_first(found.routes[found.routes["events"] > 0]),
+        shown=shown,
+        photographs=photographs,
+        heat_ramp=HEAT_RAMP,
+        broken=sections.records(found.table[found.table["not_finite"] > 0]),
+    )  # fmt: skip

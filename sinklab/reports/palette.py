@@ -1,0 +1,62 @@
+"""The colours and markers of every figure and table: one meaning, one colour, throughout a report.
+
+Orange, blue and grey for the classes, purple, teal and sand for the token kinds stay apart for the common kinds of
+colour blindness; a token kind also has a marker of its own, so that no figure rests on colour alone. Figures are drawn
+in the light theme's colours. Where one stands inside the page, `sinklab.reports.svg` swaps each of these colours for
+the CSS variable named here, so that it follows the reader's light or dark theme.
+"""
+
+from __future__ import annotations
+
+INK = "#1c2128"
+MUTED = "#5f6873"
+GRID = "#dde1e7"
+PAPER = "#fefefd"
+QUIET = "#c3c9d1"
+ON_CLASS = "#fefeff"
+
+CLASSES = ("nop", "broadcast", "intermediate")
+CLASS_COLOUR = {"nop": "#d55e00", "broadcast": "#0072b2", "intermediate": "#7d8590"}
+CLASS_NAME = {"nop": "NOP", "broadcast": "broadcast", "intermediate": "intermediate", "none": "no event"}
+
+KINDS = ("cls", "register", "patch")
+KIND_COLOUR = {"cls": "#aa4499", "register": "#1f9386", "patch": "#bfa23a"}
+KIND_NAME = {"cls": "[CLS]", "register": "register", "patch": "patch", "none": "none"}
+KIND_MARKER = {"cls": "o", "register": "D", "patch": "s"}
+KIND_GLYPH = {"cls": "●", "register": "◆", "patch": "■", "none": "–"}
+
+CSS_VARIABLE = {
+    INK: "--ink",
+    MUTED: "--muted",
+    GRID: "--line",
+    PAPER: "--card",
+    QUIET: "--quiet",
+    ON_CLASS: "--on-class",
+    **{colour: f"--{name}" for name, colour in CLASS_COLOUR.items()},
+    **{colour: f"--{name}" for name, colour in KIND_COLOUR.items()},
+}
+
+LAYER_RAMP = ("#f2a65a", "#d9634c", "#a83d6f", "#6b4c9a", "#3f78b5")
+"""Layer 0 to the last: every step reads on white and on near-black, light to dark to print in grey."""
+
+HEAT_RAMP = ("#0d0a3c", "#5b1a8b", "#b5367a", "#ee6a4f", "#fba238", "#fde74c")
+"""Attention 0 to 1 on a photograph: dark to light, monotone in luminance."""
+
+
+def layer_colours(layers: int) -> list[str]:
+    """One colour a layer, evenly spaced along LAYER_RAMP."""
+    return [blend(LAYER_RAMP, position / max(layers - 1, 1)) for position in range(layers)]
+
+
+def blend(ramp: tuple[str, ...], position: float) -> str:
+    """The colour at `position` (0 to 1) of a ramp of hex colours, linear in sRGB."""
+    position = min(max(position, 0.0), 1.0) * (len(ramp) - 1)
+    left = min(int(position), len(ramp) - 2)
+    share = position - left
+    channels = zip(rgb(ramp[left]), rgb(ramp[left + 1]), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in channels)
+
+
+def rgb(colour: str) -> tuple[int, int, int]:
+    """Red, green and blue (0 to 255) of "#rrggbb"."""
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)

@@ -1,0 +1,101 @@
+"""What the page's template is handed: run.json's facts and the tables' rows, in plain dictionaries and words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sinklab.reports.palette import CLASSES, KIND_NAME
+from sinklab.reports.wording import fixed, ranges
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sinklab.sinks.classify import SinkDefinition
+
+QUIET_ROWS = 6
+"""A layer with more heads without events than this names them in one row instead of one row each."""
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """One dictionary a row."""
+    return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
+
+
+def strongest_first(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Records, the heads with the most events first."""
+    return records(rows.sort_values(["events", "layer", "head"], ascending=[False, True, True]))
+
+
+def layer_sections(table: pd.DataFrame, definition: SinkDefinition) -> list[dict[str, Any]]:
+    """One entry a layer: all its heads, those with a row of their own, how many sink and as what, and whether it is
+    open, which it is if a head sinks in half of its images or more. table: `head_table`."""
+    sections = []
+    for _, rows in table.groupby("layer"):
+        sunk = rows[rows["events"] > 0]
+        steady = sunk[2 * sunk["events"] >= sunk["images"]]
+        quiet = rows[(rows["events"] == 0) & (rows["not_finite"] == 0)]
+        if len(quiet) <= QUIET_ROWS:
+            quiet = rows.head(0)
+        classes = sunk[f"class_{definition.name}"].value_counts()
+        section = {
+            "layer": int(rows["layer"].iloc[0]),
+            "heads": records(rows),
+            "rows": records(rows.drop(quiet.index)),
+            "quiet": _quiet_words(quiet),
+            "sinking": len(sunk),
+            "classes": [(name, int(classes[name])) for name in CLASSES if name in classes],
+            "open": len(steady) > 0,
+        }
+        sections.append(section)
+    return sections
+
+
+def _quiet_words(quiet: pd.DataFrame) -> str:
+    if not len(quiet):
+        return ""
+    low, high = fixed(float(quiet["mean_inflow"].min())), fixed(float(quiet["mean_inflow"].max()))
+    return f"Heads {ranges(quiet['head'])}: no event; mean inflow {low} to {high}"
+
+
+def library_versions(config: dict[str, Any]) -> list[tuple[str, str]]:
+    """Every library once, sinklab first."""
+    named = {**(_part(config, "model").get("versions") or {}), **(config.get("versions") or {})}
+    named = {"sinklab": config.get("sinklab", named.get("sinklab", "not recorded"))} | named
+    return [(str(name), str(version)) for name, version in named.items()]
+
+
+def skipped_images(config: dict[str, Any]) -> list[tuple[str, str]]:
+    """(image, reason) of every image that could not be used."""
+    listed = _part(config, "images").get("skipped") or []
+    return [(str(each["image"]), str(each["reason"])) if isinstance(each, dict) else (str(each[0]), str(each[1]))
+            for each in listed]  # fmt: skip
+
+
+def size_words(config: dict[str, Any]) -> str:
+    """ "224 × 224" for a size of one or two numbers, a word as it is, "" if none was recorded."""
+    size = _part(config, "images").get("size")
+    if isinstance(size, int):
+        size = (size, size)
+    return " × ".join(str(each) for each in size) if isinstance(size, list | tuple) else str(size or "")
+
+
+def prefix_names(config: dict[str, Any]) -> list[str]:
+    """ "[CLS]", "register 1", "register 2", …: the model's prefix tokens in their order."""
+    names: list[str] = []
+    registers = 0
+    for kind in _part(config, "model").get("prefix") or []:
+        registers += kind == "register"
+        names.append(f"register {registers}" if kind == "register" else KIND_NAME.get(kind, str(kind)))
+    return names
+
+
+def notes(config: dict[str, Any]) -> list[str]:
+    """What the loader, the image list and the run thought worth noting, each once."""
+    everything = [*(_part(config, "model").get("notes") or []), *(_part(config, "images").get("notes") or []),
+                  *(config.get("notes") or [])]  # fmt: skip
+    return list(dict.fromkeys(str(note) for note in everything))
+
+
+def _part(config: dict[str, Any], name: str) -> dict[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,105 @@
+"""What a diagnosis is asked to do: one frozen dataclass, checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sinklab.data.images import ImageTransform
+from sinklab.errors import InputError
+from sinklab.sinks.classify import SinkDefinition
+from sinklab.sinks.rule import SinkRule
+
+if TYPE_CHECKING:
+    from sinklab.data.images import ImageList
+    from sinklab.handle import Model
+
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanOptions:
+    """Options of `diagnose`; everything that the numbers depend on is saved in run.json and checked by --resume."""
+
+    size: int | str = 224
+    """Side of the centre crop, the short side being resized to size·256/224 (the paper's protocol); or "native", the
+    model's own evaluation transform."""
+    batch_size: int = 16
+    dtype: str = "float32"
+    """"bfloat16" runs the model under autocast; the statistics are fp32 or better either way."""
+    workers: int = 0
+    """Processes that decode images; 0 decodes in a thread beside the model."""
+    limit: int | None = None
+    """Use so many images, drawn from the list by `seed`."""
+    seed: int = 0
+    rule: SinkRule = field(default_factory=SinkRule.relaxed)
+    definition: SinkDefinition = field(default_factory=SinkDefinition.causal)
+    layers: tuple[int, ...] | None = None
+    """Only these layers; None for all."""
+    fast: bool = False
+    """Compute z in the statistics pass: the model's output is equal to rounding, not bit for bit."""
+    strict_images: bool = False
+    """Stop at the first image that cannot be used, instead of listing it."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise InputError(f"--dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}.")
+        if self.batch_size < 1:
+            raise InputError(f"A batch holds at least one image, not {self.batch_size}.")
+        if isinstance(self.size, str) and self.size != "native":
+            raise InputError(f"--size is a number of pixels or 'native', not {self.size!r}.")
+        if isinstance(self.size, int) and self.size < 1:
+            raise InputError(f"--size is a positive number of pixels, not {self.size}.")
+        if self.limit is not None and self.limit < 1:
+            raise InputError(f"--limit is at least 1, not {self.limit}.")
+
+    def transform(self, model: Model) -> ImageTransform:
+        """The pixels that this model will see. Raises InputError for a size that the model cannot take."""
+        p = model.preprocessing
+        patch = model.tokens.patch_size
+        if isinstance(self.size, str):
+            transform = ImageTransform.native(
+                p.size,
+                crop_fraction=p.crop_fraction,
+                crop_mode=p.crop_mode,
+                interpolation=p.interpolation,
+                mean=p.mean,
+                std=p.std,
+                patch_size=patch,
+            )
+        else:
+            transform = ImageTransform.paper(
+                self.size, interpolation=p.interpolation, mean=p.mean, std=p.std, patch_size=patch
+            )
+        return transform
+
+    def settings(self, model: Model, images: ImageList, device: str) -> dict[str, Any]:
+        """Everything that the head table depends on, for the run's fingerprint."""
+        provenance = model.provenance
+        identity = {"architecture": provenance.architecture, "parameters": provenance.parameters}
+        return {
+            "model": {**identity, "sha256": provenance.sha256 or weights_digest(model)},
+            "images": {"sha256": images.sha256, "count": len(images)},
+            "options": {
+                "size": self.size,
+                "batch_size": self.batch_size,
+                "dtype": self.dtype,
+                "device": device,
+                "attention": self.rule.attention,
+                "layers": None if self.layers is None else list(self.layers),
+                "fast": self.fast,
+                "limit": self.limit,
+                "seed": self.seed,
+            },
+        }
+
+
+def weights_digest(model: Model) -> str:
+    """A hash of the weights of a model that came from no file: shapes, and sums in float64, of every tensor."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for name, tensor in model.module.state_dict().items():
+        total = tensor.double().sum().item(), tensor.double().abs().sum().item()
+        digest.update(f"{name} {tuple(tensor.shape)} {total!r}\n".encode())
+    return digest.hexdigest()

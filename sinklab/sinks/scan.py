@@ -1,0 +1,179 @@
+"""Model × images → the head table, batch by batch; nothing is kept but the rows.
+
+Letters: B batch, L layers, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from sinklab.data.images import UnreadableImage, batch_numbers, batches, open_image
+from sinklab.errors import InputError
+from sinklab.hooks.manager import HookManager
+from sinklab.hooks.proof import prove
+from sinklab.sinks.reader import StatisticsReader
+from sinklab.sinks.table import head_schema
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor
+
+    from sinklab.data.images import Batch, ImageList, ImageTransform
+    from sinklab.handle import Model
+    from sinklab.models.tokens import TokenMap
+    from sinklab.run import Run
+    from sinklab.sinks.options import ScanOptions
+    from sinklab.sinks.ranks import Ranks
+
+Progress = Callable[[int, int], None]
+"""(images done, images in all) of this rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """What a scan took, this rank's share."""
+
+    images: int
+    seconds: float
+    model_seconds: float
+    """Forward passes with their statistics; the rest is waiting for images and writing."""
+
+
+@contextmanager
+def precision(dtype: str, device: torch.device) -> Iterator[None]:
+    """Without gradients, and under autocast for bfloat16."""
+    with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
+        yield
+
+
+def check_input(model: Model, transform: ImageTransform) -> list[str]:
+    """Sentences about the input's shape worth keeping; raises InputError for one that the model cannot take."""
+    said = model.check_size(transform.height, transform.width)
+    return [] if said is None else [said]
+
+
+def first_readable(images: ImageList, transform: ImageTransform, *, strict: bool) -> Tensor:
+    """The pixels [1 3 H W] of the first image that can be used. Raises InputError if there is none."""
+    reason = ""
+    for ref in images:
+        try:
+            return transform(open_image(ref), ref.id)[None]
+        except UnreadableImage as error:
+            if strict:
+                raise
+            reason = reason or f"{ref.id}: {error.reason}"
+    raise InputError(f"None of the {len(images)} images can be used; the first: {reason}.")
+
+
+def prove_attachment(model: Model, pixels: Tensor, options: ScanOptions) -> list[Any]:
+    """Proof of attachment on one image, before anything is written."""
+    with precision(options.dtype, model.device):
+        return prove(model, as_input(model, pixels))
+
+
+def as_input(model: Model, pixels: Tensor) -> Tensor:
+    """Pixels where the model is and in its own precision."""
+    return pixels.to(model.device, model.dtype, non_blocking=True)
+
+
+def scan(
+    model: Model,
+    images: ImageList,
+    transform: ImageTransform,
+    run: Run,
+    options: ScanOptions,
+    ranks: Ranks,
+    progress: Progress | None = None,
+) -> Timings:
+    """Write this rank's parts of the head table; batches that lie in parts already are left out.
+
+    Raises InputError for an unreadable image under `strict_images`, for a token map that is not the model's, and
+    WriteError when the disk is full. Batches finished before an error are kept.
+    """
+    done = run.done_batches()
+    share = {"batch_size": options.batch_size, "rank": ranks.rank, "world": ranks.world}
+    todo = batch_numbers(len(images), skip_batches=done, **share)
+    every = batch_numbers(len(images), **share)
+    size = [min(options.batch_size, len(images) - number * options.batch_size) for number in every]
+    total = sum(size)
+    finished = total - sum(n for number, n in zip(every, size, strict=True) if number in set(todo))
+    reader = StatisticsReader(
+        model.sites, attention=options.rule.attention, device=model.device, fast=options.fast
+    )
+    attend = reader.attend if options.fast else None
+    started, busy, seen = perf_counter(), 0.0, 0
+    if progress is not None:
+        progress(finished, total)
+    if not todo:
+        return Timings(images=0, seconds=0.0, model_seconds=0.0)
+    pin = model.device.type == "cuda"
+    stream = batches(
+        images,
+        transform,
+        workers=options.workers,
+        skip_batches=done,
+        strict=options.strict_images,
+        pin_memory=pin,
+        **share,
+    )
+    with (
+        run.part_writer(ranks.rank, schema=head_schema()) as parts,
+        precision(options.dtype, model.device),
+        HookManager(model, reader, attend=attend, layers=options.layers) as hooks,
+    ):
+        for batch in stream:
+            frame = None
+            if batch.ids:
+                before = perf_counter()
+                hooks.run(as_input(model, batch.pixels))
+                frame = _frame(batch, *reader.take(), model.tokens, transform)
+                busy += perf_counter() - before
+            parts.add(batch.number, frame, batch.skipped)
+            seen += len(batch.ids)
+            finished += len(batch.ids) + len(batch.skipped)
+            if progress is not None:
+                progress(finished, total)
+        if not seen:  # every image of this rank's share was unreadable: the manager must not call that a failure
+            hooks.expect_nothing()
+    return Timings(images=seen, seconds=perf_counter() - started, model_seconds=busy)
+
+
+def _frame(
+    batch: Batch,
+    layers: list[int],
+    found: dict[str, Tensor],
+    tokens: list[int],
+    token_map: TokenMap,
+    transform: ImageTransform,
+) -> pd.DataFrame:
+    """The rows of one batch, image by image, layer by layer, head by head."""
+    import pandas as pd
+
+    for count in set(tokens):
+        token_map.check(count, transform.height, transform.width)
+    shape = found["sink_index"].shape  # [B L H]
+    image, layer, head = (axis.reshape(-1) for axis in np.indices(shape))
+    sink = found["sink_index"].numpy().reshape(-1)
+    prefix = token_map.prefix_tokens
+    _, columns = token_map.grid(transform.height, transform.width)
+    kinds = np.array([*token_map.prefix, "patch", "none"])
+    patch = np.where(sink >= prefix, sink - prefix, -1)
+    frame = {
+        "image": np.array(batch.ids, dtype=object)[image],
+        "image_index": np.array(batch.indices)[image],
+        "layer": np.array(layers)[layer],
+        "head": head,
+        "tokens": np.array(tokens)[layer],
+        "sink_kind": kinds[np.where(sink < 0, prefix + 1, np.minimum(sink, prefix))],
+        "sink_row": np.where(patch >= 0, patch // columns, -1),
+        "sink_column": np.where(patch >= 0, patch % columns, -1),
+        **{name: values.numpy().reshape(-1) for name, values in found.items()},
+    }
+    return pd.DataFrame({name: frame[name] for name in head_schema().names})

@@ -1,0 +1,154 @@
+"""What the command line says and how: a bar on a terminal, plain lines in a pipe, errors as one sentence.
+
+Results go to standard output; progress, notes and errors go to standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+PLAIN_EVERY = 10.0  # seconds between lines in a pipe
+
+
+def say(words: str) -> None:
+    """A note on standard error, from rank 0 only."""
+    if os.environ.get("RANK", "0") == "0":
+        print(words, file=sys.stderr, flush=True)
+
+
+def warnings_as_lines() -> None:
+    """Warnings as one line each, without the source line of whoever issued them."""
+
+    def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+        say(f"sinklab: warning: {message}")
+
+    warnings.showwarning = show
+
+
+class _Bar:
+    """Progress on a terminal (rich): images, images/s, time left."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("images"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(compact=True),
+            console=Console(stderr=True),
+            expand=True,
+        )
+        self._task: Any = None
+        self._start: tuple[float, int] = (time.monotonic(), 0)
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._task is None:
+            self._task = self._progress.add_task("images", total=total, completed=done, rate="")
+            self._start = (time.monotonic(), done)
+        self._progress.update(self._task, completed=done, total=total, rate=_rate(self._start, done))
+
+
+class _Lines:
+    """Progress in a pipe or a log file: a line now and then, and one at the end."""
+
+    def __init__(self) -> None:
+        self._start: tuple[float, int] | None = None
+        self._last = time.monotonic()
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        first = self._start is None
+        if self._start is None:
+            self._start = (now, done)
+        if first and done < total:
+            say(f"images {done}/{total}")
+        elif now - self._last >= PLAIN_EVERY or (done >= total and not first):
+            self._last = now
+            say(f"images {done}/{total}  {_rate(self._start, done)}  {_left(self._start, done, total)}".rstrip())
+
+
+def _rate(start: tuple[float, int], done: int) -> str:
+    seconds, images = time.monotonic() - start[0], done - start[1]
+    return f"{images / seconds:.1f} images/s" if images and seconds > 0 else ""
+
+
+def _left(start: tuple[float, int], done: int, total: int) -> str:
+    seconds, images = time.monotonic() - start[0], done - start[1]
+    return f"{(total - done) * seconds / images:.0f} s left" if images and done < total else ""
+
+
+def progress() -> Any:
+    """A with-block that gives a callable (done, total)."""
+    return _Bar() if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0" else _Lines()
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on standard output: drawn and folded on a terminal, tab-separated in a pipe."""
+    if not sys.stdout.isatty():
+        print("\t".join(columns))
+        for row in rows:
+            print("\t".join(row))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    drawn = Table(title=title, title_justify="left", header_style="bold")
+    for column in columns:
+        drawn.add_column(column, overflow="fold")
+    for row in rows:
+        drawn.add_row(*(cell.replace("[", "\\[") for cell in row))
+    Console().print(drawn)
+
+
+@contextmanager
+def errors_as_sentences(resume_hint: str | None = None) -> Iterator[None]:
+    """Within, what the user can mend ends in one sentence and exit code 2; Ctrl-C says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"\nsinklab: stopped. {resume_hint or ''}".rstrip())
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; so do we
+        raise SystemExit(1) from None
+    except Exception as error:
+        sentence = _sentence(error)
+        if sentence is None:
+            raise
+        print(f"sinklab: {sentence}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None
+
+
+def _sentence(error: Exception) -> str | None:
+    """What to tell the user of an error that is not a fault of the program; None for one that is."""
+    from sinklab.errors import InputError, NotFoundError
+
+    if isinstance(error, (InputError, NotFoundError)):
+        return str(error)
+    if isinstance(error, OSError):
+        return str(error)
+    if isinstance(error, MemoryError) or "out of memory" in str(error).lower() or "can't allocate" in str(error):
+        return "The machine ran out of memory: use a smaller --batch-size or --size, or fewer --workers."
+    return None

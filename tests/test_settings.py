@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sinklab.settings import differences, fingerprint, library_versions, plain, utc_now
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "model": {"name": "demo", "sha256": "ab"},
+    "options": {"dtype": "float32", "batch_size": 8, "attention": 0.5, "layers": None},
+}
+
+
+def changed(**options: object) -> dict[str, dict[str, Any]]:
+    return {**SETTINGS, "options": {**SETTINGS["options"], **options}}
+
+
+def test_a_fingerprint_does_not_depend_on_the_order_of_keys() -> None:
+    backward = {key: dict(reversed(value.items())) for key, value in reversed(SETTINGS.items())}
+    assert list(backward) != list(SETTINGS)
+    assert fingerprint(backward) == fingerprint(SETTINGS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"dtype": "bfloat16"}, {"batch_size": 9}, {"attention": 0.6}, {"layers": [1, 2]}, {"new": 1}, {"layers": "null"}],
+)
+def test_a_fingerprint_changes_with_every_setting_and_the_change_is_named(change: dict[str, object]) -> None:
+    assert fingerprint(changed(**change)) != fingerprint(SETTINGS)
+    assert len(differences(SETTINGS, changed(**change))) == 1
+
+
+@pytest.mark.parametrize("same", [{"batch_size": 8.0}, {"batch_size": np.int64(8)}, {"attention": np.float64(0.5)}])
+def test_one_number_written_in_two_ways_is_one_setting(same: dict[str, object]) -> None:
+    assert fingerprint(changed(**same)) == fingerprint(SETTINGS)
+    assert differences(SETTINGS, changed(**same)) == []
+
+
+def test_settings_survive_a_file() -> None:
+    settings = {"size": (14, 14), "layers": {3, 1, 2}, "path": Path("a/b"), "share": np.float32(0.1)}
+    saved = json.loads(json.dumps(plain(settings)))
+    assert fingerprint(saved) == fingerprint(settings)
+
+
+def test_differences_are_written_as_the_user_typed_them() -> None:
+    after = {
+        "model": {"name": "demo", "sha256": "cd"},
+        "options": {"dtype": "bfloat16", "batch_size": 4, "layers": None},
+    }
+    assert differences(SETTINGS, after) == [
+        "model.sha256 ab → cd",
+        "--dtype float32 → bfloat16",
+        "--batch-size 8 → 4",
+        "--attention 0.5 → (not set)",
+    ]
+
+
+class Word(StrEnum):
+    RELAXED = "relaxed"
+
+
+def test_plain_content_is_strict_json() -> None:
+    content = {
+        1: [float("nan"), float("inf"), -float("inf"), 1.5],
+        "numpy": [np.float32(0.5), np.int64(3), np.bool_(True), np.array([[1, 2]]), np.float64("nan")],
+        "text": [Word.RELAXED, Path("a") / "b", np.str_("x")],
+        "sets": {3, 1, 2},
+        "none": None,
+        "tuple": (True, False),
+    }
+    assert plain(content) == {
+        "1": [None, None, None, 1.5],
+        "numpy": [0.5, 3, True, [[1, 2]], None],
+        "text": ["relaxed", "a/b", "x"],
+        "sets": [1, 2, 3],
+        "none": None,
+        "tuple": [True, False],
+    }
+    json.dumps(plain(content), allow_nan=False)
+    with pytest.raises(TypeError, match="object has no place in JSON"):
+        plain({"x": object()})
+
+
+def test_the_time_is_utc_to_the_second() -> None:
+    then = datetime.strptime(utc_now(), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    assert abs((datetime.now(UTC) - then).total_seconds()) < 5
+
+
+def test_versions_are_those_installed_and_others_are_left_out() -> None:
+    assert library_versions(["numpy", "no-such-library-here"]) == {"numpy": np.__version__}
