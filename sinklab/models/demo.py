@@ -88,7 +88,7 @@ def convert(path: Path) -> dict[str, Tensor]:
         raise NotFoundError(_INSTALL) from error
     import numpy as np
     import torch
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
         graph = onnx.load(str(path)).graph

@@ -17,6 +17,7 @@ CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 """Channel means and standard deviations in use: ImageNet's own, CLIP's, and the plain [-1, 1]."""
 
+_BLOCK = re.compile(r"mlp|ffn|blocks|layer|intermediate")
 _ACTIVATION = ("act", "gelu", "activation_fn", "act_fn", "intermediate_act_fn")
 # The attention branch's LayerScale: Meta and timm · timm's EVA · open_clip · Hugging Face.
 _LAYER_SCALE = re.compile(r"(^|\.)(ls1\.gamma|gamma_1|ls_1\.gamma|layer_scale1\.lambda1)$")
@@ -40,7 +41,7 @@ def activation_of(module: nn.Module) -> str:
     """The MLP's activation as the module holds it: "GELU", "GELUTanh", "QuickGELU", "SwiGLU", … or "unknown"."""
     for name, child in module.named_modules():
         parent_name, _, last = name.rpartition(".")
-        if last not in _ACTIVATION or not re.search(r"mlp|ffn|resblocks|blocks|layer|intermediate", parent_name):
+        if last not in _ACTIVATION or not _BLOCK.search(parent_name) or "attn" in parent_name.split("."):
             continue
         kind = type(child).__name__
         kind = {"GELUActivation": "GELU", "QuickGELUActivation": "QuickGELU", "PytorchGELUTanh": "GELUTanh"}.get(

@@ -1,4 +1,4 @@
-"""Files of a model repository: from the local cache first, from the network only if allowed, failing in one sentence."""
+"""Files of a model repository: the local cache first, the network only if allowed, and failure in one sentence."""
 
 from __future__ import annotations
 

@@ -187,5 +187,5 @@ def _without(module: nn.Module, parts: tuple[str, ...]) -> nn.Module:
 
 def _advice(report: KeyReport) -> str:
     if [name for name, _, _ in report.mismatched] == ["pos_embed"]:
-        return "The position table is not a square grid: say the size in a sidecar config, kwargs img_size [height, width]."
+        return "A position table that is not square needs its size said: a sidecar config with kwargs img_size [h, w]."
     return "Is it the checkpoint of this architecture (width, depth, patch size, registers)?"

@@ -93,12 +93,6 @@ def read_overlays(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]] | None:
     if not columns.is_file() or not pictures.is_file():
         return None
     listed = json.loads(pictures.read_text(encoding="utf-8"))
-    if "pictures" not in listed:  # the flat form: image names beside the two other keys
-        listed = {
-            "pictures": {name: path for name, path in listed.items() if isinstance(path, str)},
-            "grid": listed["grid"],
-            "prefix_tokens": listed["prefix_tokens"],
-        }
     table = pd.read_parquet(columns).astype({"attention": "float64"})
     return (table, listed) if len(table) else None
 

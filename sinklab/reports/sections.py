@@ -27,9 +27,13 @@ def strongest_first(rows: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def layer_sections(table: pd.DataFrame, definition: SinkDefinition) -> list[dict[str, Any]]:
-    """One entry a layer: all its heads, those with a row of their own, how many sink and as what, and whether it is
-    open, which it is if a head sinks in half of its images or more. table: `head_table`."""
+    """One entry a layer: all its heads, those with a row of their own, how many sink and as what, and whether it is open.
+
+    Open are layers with a head that sinks in half of its images or more or, if no head does, all with an event.
+    table: `head_table`.
+    """
     sections = []
+    enough = ((table["events"] > 0) & (2 * table["events"] >= table["images"])).any()
     for _, rows in table.groupby("layer"):
         sunk = rows[rows["events"] > 0]
         steady = sunk[2 * sunk["events"] >= sunk["images"]]
@@ -44,7 +48,7 @@ def layer_sections(table: pd.DataFrame, definition: SinkDefinition) -> list[dict
             "quiet": _quiet_words(quiet),
             "sinking": len(sunk),
             "classes": [(name, int(classes[name])) for name in CLASSES if name in classes],
-            "open": len(steady) > 0,
+            "open": len(steady if enough else sunk) > 0,
         }
         sections.append(section)
     return sections

@@ -25,6 +25,7 @@ def test_the_activation_is_read_from_the_module() -> None:
     assert timm_activation("vit_giant_patch14_dinov2") == "SwiGLU"
     assert timm_activation("eva02_tiny_patch14_224") == "SwiGLU"
     assert timm_activation("vit_small_patch16_dinov3") == "GELU"
+    assert timm_activation("vit_relpos_small_patch16_224") == "GELU"  # its position network has a ReLU of its own
     tower = open_clip.transformer.VisionTransformer(28, 14, 32, 1, 2, 2.0, act_layer=open_clip.transformer.QuickGELU)
     assert activation_of(tower) == "QuickGELU"
     assert activation_of(nn.Linear(2, 2)) == "unknown"

@@ -74,3 +74,42 @@ def test_weights_that_are_not_there_are_not_drawn_at_random(monkeypatch: pytest.
             load(name, offline=True)
     with pytest.raises(NotFoundError, match="random weights"):
         load("timm:vit_small_patch16_36x1_224", offline=True)  # timm has none for it
+
+
+@pytest.mark.parametrize("family", ["timm", "dinov2", "openclip", "hf", "sidecar"])
+def test_with_a_local_file_nothing_touches_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    import socket
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a connection was opened")
+
+    path = local_model(family, tmp_path)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    assert load(path[0], weights=path[1]).provenance.sha256  # and not told to stay offline
+
+
+def local_model(family: str, folder: Path) -> tuple[str, Path | None]:
+    """A name and a weights file to load it from, both on this machine."""
+    import json
+
+    import huggingface_models
+    import timm
+
+    from sinklab.models import from_openclip, openclip_names
+
+    if family == "hf":
+        huggingface_models.save("dinov2", folder)
+        return f"hf:{folder}", None
+    if family == "openclip":
+        tower = from_openclip.build(openclip_names.config_of("ViT-S-32-alt", {}))
+        torch.save(tower.state_dict(), folder / "w.pt")
+        return f"openclip:ViT-S-32-alt/{folder}/w.pt", None
+    name = "vit_small_patch14_dinov2.lvd142m" if family == "dinov2" else "test_vit"
+    torch.save(timm.create_model(name).state_dict(), folder / "w.pt")
+    if family == "sidecar":
+        (folder / "w.json").write_text(json.dumps({"model": "timm:test_vit"}))
+        return str(folder / "w.pt"), None
+    return ("dinov2:vits14" if family == "dinov2" else "timm:test_vit"), folder / "w.pt"

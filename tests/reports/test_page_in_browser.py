@@ -1,0 +1,112 @@
+"""The page in a real browser: no complaint, no request, no sideways scrolling, both themes, print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import Page, chromium, open_browser
+from synthetic_run import SavedRun
+
+BINARY = chromium()
+pytestmark = pytest.mark.skipif(BINARY is None, reason="no Chromium on this machine")
+PHONE, DESKTOP = 390, 1280
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Page]:
+    assert BINARY is not None
+    with open_browser(BINARY) as page:
+        yield page
+
+
+@pytest.mark.parametrize("which", ["full_run", "quiet_run"])
+@pytest.mark.parametrize("width", [PHONE, DESKTOP])
+def test_the_page_opens_without_a_complaint_or_a_request(
+    browser: Page, which: str, width: int, request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(which).path / "report.html"
+    browser.open(path, width=width)
+    assert browser.complaints() == []
+    assert [url for url in browser.requests() if not url.startswith("data:")] == [path.as_uri()]
+
+
+def test_a_complaint_and_a_request_would_be_seen(browser: Page, tmp_path: Path) -> None:
+    """What the test above would find if there were something to find."""
+    page = tmp_path / "bad.html"
+    page.write_text("<img src='missing.png'><script>console.error('so')</script>")
+    browser.open(page, width=DESKTOP)
+    assert len(browser.requests()) == 2 and browser.complaints()
+
+
+@pytest.mark.parametrize("which", ["full_run", "quiet_run"])
+@pytest.mark.parametrize("width", [320, PHONE, 700, DESKTOP])
+def test_the_page_never_scrolls_sideways(browser: Page, which: str, width: int, request: pytest.FixtureRequest) -> None:
+    browser.open(request.getfixturevalue(which).path / "report.html", width=width)
+    browser.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    beyond = "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll, svg, .hidden') && "
+    beyond += "e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
+    assert browser.evaluate(beyond) == []
+
+
+def test_a_wide_table_scrolls_inside_its_own_box_on_a_phone(browser: Page, full_run: SavedRun) -> None:
+    browser.open(full_run.path / "report.html", width=PHONE)
+    wide = "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
+    assert browser.evaluate(wide) > 0
+
+
+@pytest.mark.parametrize(("width", "seen", "hidden"), [(PHONE, "narrow", "wide"), (DESKTOP, "wide", "narrow")])
+def test_a_phone_gets_figures_drawn_for_it(
+    browser: Page, full_run: SavedRun, width: int, seen: str, hidden: str
+) -> None:
+    browser.open(full_run.path / "report.html", width=width)
+    boxes = "[...document.querySelectorAll('figure .{} svg')].map(e => e.getBoundingClientRect().width)"
+    assert min(browser.evaluate(boxes.format(seen))) > 250 and max(browser.evaluate(boxes.format(hidden))) == 0
+    smallest = (
+        f"Math.min(...[...document.querySelectorAll('figure .{seen} text')].map(e => e.getBoundingClientRect().height))"
+    )
+    assert browser.evaluate(smallest) > 8  # pixels: legible without zooming
+
+
+CONTRAST = """(() => {
+  const probe = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const light = colour => { probe.fillStyle = colour; probe.fillRect(0, 0, 1, 1);
+    const [r, g, b] = [...probe.getImageData(0, 0, 1, 1).data].slice(0, 3).map(v => { v /= 255;
+      return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; });
+    return .2126 * r + .7152 * g + .0722 * b; };
+  const ratio = (one, other) => { const [a, b] = [light(one), light(other)].sort((x, y) => y - x);
+    return (a + .05) / (b + .05); };
+  const card = getComputedStyle(document.querySelector('figure')).backgroundColor;
+  const ground = getComputedStyle(document.body).backgroundColor;
+  const texts = [...document.querySelectorAll('main p, main td, main dd, main dt, main small, figcaption')]
+    .map(e => ratio(getComputedStyle(e).color, e.closest('figure, .card, .scroll, .tile') ? card : ground));
+  const figures = [...document.querySelectorAll('#fig4-token-kinds .wide text')]
+    .map(e => ratio(getComputedStyle(e).fill, card));
+  return [Math.min(...texts), Math.min(...figures), light(card)];
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_text_reads_in_light_and_in_dark(browser: Page, full_run: SavedRun, dark: bool) -> None:
+    browser.open(full_run.path / "report.html", width=DESKTOP, dark=dark)
+    texts, figures, card = browser.evaluate(CONTRAST)
+    assert texts >= 4.5 and figures >= 7  # WCAG AA for small print, AAA inside figures
+    assert card < 0.05 if dark else card > 0.9
+
+
+def test_the_photographs_and_their_heat_are_there(browser: Page, full_run: SavedRun) -> None:
+    browser.open(full_run.path / "report.html", width=DESKTOP)
+    sizes = "[...document.querySelectorAll('.picture svg')].map(e => [e.getBoundingClientRect().width, "
+    sizes += "!!document.querySelector(e.querySelector('use').getAttribute('href'))])"
+    found = browser.evaluate(sizes)
+    assert found and all(width > 100 and there for width, there in found)
+
+
+def test_it_prints_with_every_layer_open(browser: Page, full_run: SavedRun, tmp_path: Path) -> None:
+    browser.open(full_run.path / "report.html", width=DESKTOP, media="print")
+    closed = "[...document.querySelectorAll('details:not([open]) table')].map(e => e.getBoundingClientRect().height)"
+    assert all(height > 0 for height in browser.evaluate(closed))
+    browser.pdf(tmp_path / "page.pdf")
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
