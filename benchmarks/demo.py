@@ -1,4 +1,4 @@
-"""What `make demo` finds, as numbers for the README: `python benchmarks/demo.py` writes benchmarks/results/demo.json."""
+"""What `make demo` finds, as numbers for the README; writes benchmarks/results/demo.json."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 
 
-class RuleName(str, Enum):
+class RuleName(StrEnum):
     """When a head is sunk."""
 
     relaxed = "relaxed"
@@ -30,14 +30,14 @@ class RuleName(str, Enum):
     mass = "mass"
 
 
-class DefinitionName(str, Enum):
+class DefinitionName(StrEnum):
     """Which meaning of NOP and broadcast the report leads with."""
 
     causal = "causal"
     counts = "counts"
 
 
-class Dtype(str, Enum):
+class Dtype(StrEnum):
     """The model's precision."""
 
     float32 = "float32"
@@ -48,7 +48,7 @@ ModelName = Annotated[
     str,
     typer.Argument(
         metavar="[MODEL]",
-        help="demo, timm:NAME, openclip:ARCH[/TAG or FILE], hf:REPO_OR_DIR, dinov2:NAME, or a PATH; see `sinklab models`.",
+        help="demo, timm:NAME, openclip:ARCH[/TAG or FILE], hf:REPO_OR_DIR, dinov2:NAME, a PATH (`sinklab models`).",
     ),
 ]
 Weights = Annotated[Path | None, typer.Option(help="A local weights file for the architecture named.")]
@@ -81,7 +81,9 @@ def diagnose(
     size: Size = "224",
     batch_size: Annotated[int, typer.Option(help="Images at once.")] = 16,
     device: Device = "auto",
-    dtype: Annotated[Dtype, typer.Option(help="Precision of the model; statistics are fp32 or better.")] = Dtype.float32,
+    dtype: Annotated[
+        Dtype, typer.Option(help="Precision of the model; statistics are fp32 or better.")
+    ] = Dtype.float32,
     workers: Annotated[int, typer.Option(help="Processes that decode images; 0 decodes in a thread.")] = 0,
     limit: Annotated[int | None, typer.Option(help="Use this many images, drawn by --seed.")] = None,
     seed: Seed = 0,
@@ -231,7 +233,7 @@ def _size(text: str) -> int | str:
 
 
 def _layers(text: str | None) -> list[int] | None:
-    """"1-23" or "0,5,7-9" as numbers."""
+    """ "1-23" or "0,5,7-9" as numbers."""
     if text is None:
         return None
     found: list[int] = []

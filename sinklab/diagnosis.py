@@ -1,7 +1,7 @@
 """`diagnose`: a model, some images, and a run folder with the answer; the command line calls the same function.
 
-    run = sinklab.diagnose(sinklab.load("demo"), "photos/", output="runs/mine")
-    run.sinks; run.heads; run.summary; run.report()
+run = sinklab.diagnose(sinklab.load("demo"), "photos/", output="runs/mine")
+run.sinks; run.heads; run.summary; run.report()
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Diagnosis(Run):
 
 
 def open_run(path: str | Path) -> Diagnosis:
-    """A finished run, to be read. Raises NotFoundError for a folder that is not one, InputError for an unfinished one."""
+    """A finished run, to be read. NotFoundError for a folder that is not one, InputError for an unfinished one."""
     run = Diagnosis.open(path)
     assert isinstance(run, Diagnosis)
     if run.config.get("status") != "complete":
@@ -74,9 +74,9 @@ def diagnose(
         model: a handle from `load` or `attach`, or a name for `load`.
         images: files, folders, `@list.txt`, tar shards, "demo"; one or several; or an ImageList.
         output: the run folder; it must be new, unless `resume` or `overwrite`.
-        rule: when a head counts as sunk (default `SinkRule.relaxed()`); definition: "causal" or "counts", the one that
-            the report leads with (both are always computed).
-        layers: only these layers. size, batch_size, dtype, workers, limit, seed, fast, strict_images: see `ScanOptions`.
+        rule: when a head counts as sunk (default `SinkRule.relaxed()`). definition: "causal" or "counts", which
+            the report leads with; both are always computed.
+        layers: only these layers. The other options up to `strict_images`: see `ScanOptions`.
         device: "cpu", "cuda", "cuda:1", "mps", "auto"; None leaves the model where it is.
         report: also write `report.html`. progress: told (images done, images in all).
 
@@ -132,7 +132,9 @@ def _diagnose(
     if options.layers is not None:
         unknown = sorted(set(options.layers) - {site.layer for site in model.sites})
         if unknown:
-            raise NotFoundError(f"Layer {unknown[0]} does not exist: {model.name} has layers 0 to {len(model.sites) - 1}.")
+            raise NotFoundError(
+                f"Layer {unknown[0]} does not exist: {model.name} has layers 0 to {len(model.sites) - 1}."
+            )
     transform = options.transform(model)
     notes = check_input(model, transform)
     prove_attachment(model, first_readable(images, transform, strict=options.strict_images), options)
@@ -250,7 +252,7 @@ def _after(run: Run, timings: Timings, own: Ranks) -> dict[str, Any]:
 
 
 def pick_device(name: str, local_rank: int = 0) -> str:
-    """A torch device from --device; "auto" prefers CUDA, then MPS, then the CPU. Raises InputError if it is not there."""
+    """A torch device from --device; "auto" prefers CUDA, then MPS, then the CPU. InputError if it is not there."""
     import torch
 
     if name == "auto":

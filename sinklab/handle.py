@@ -84,7 +84,7 @@ class Model:
         fixed = self.loaded.fixed_size
         if fixed is not None and fixed != (height, width):
             raise InputError(
-                f"{self.name} takes images of {fixed[0]}x{fixed[1]} only (its position table cannot meet another shape), "
+                f"{self.name} takes images of {fixed[0]}x{fixed[1]} only (its position table meets no other shape), "
                 f"not {height}x{width}: use --size native."
             )
         lost = self.tokens.edge_lost(height, width)
@@ -98,7 +98,7 @@ class Model:
 
     def describe(self) -> dict[str, Any]:
         """Everything that run.json keeps about the model."""
-        after = {site.parts.after for site in self.sites} - {None}
+        after = {site.parts.after for site in self.sites if site.parts.after is not None}
         return {
             **asdict(self.provenance),
             "layers": len(self.sites),
@@ -106,7 +106,9 @@ class Model:
             "prefix": list(self.tokens.prefix),
             "patch_size": list(self.tokens.patch_size),
             "preprocessing": asdict(self.preprocessing),
-            "update": f"measured before the {' and '.join(sorted(after))}" if after else "as added, LayerScale included",
+            "update": f"measured before the {' and '.join(sorted(after))}"
+            if after
+            else "as added, LayerScale included",
             "sites": [
                 {"layer": s.layer, "name": s.name, "heads": s.heads, "kv_heads": s.kv_heads, "head_dim": s.head_dim}
                 for s in self.sites

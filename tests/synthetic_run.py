@@ -253,7 +253,8 @@ def _write_overlays(run: SavedRun, definition: SinkDefinition, photographs: Sequ
         photograph.save(written, format="JPEG", quality=88)
         pictures[image] = f"overlays/picture-{place}.jpg"
         run.write_bytes(pictures[image], written.getvalue())
-    for event in run.sinks.assign(named=definition.classify(run.sinks)).itertuples():
+    named: list[Any] = list(run.sinks.assign(named=definition.classify(run.sinks)).itertuples())
+    for event in named:
         if event.named == "intermediate" or event.image not in shown:
             continue
         for query in range(event.tokens):

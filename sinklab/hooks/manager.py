@@ -83,7 +83,9 @@ class HookManager:
         layers: Sequence[int] | None = None,
     ) -> None:
         self.model = model
-        self.module: nn.Module = unwrap(getattr(model, "module", model) if not isinstance(model, torch.nn.Module) else model)
+        self.module: nn.Module = unwrap(
+            getattr(model, "module", model) if not isinstance(model, torch.nn.Module) else model
+        )
         sites = list(getattr(model, "sites", None) or find_sites(self.module))
         if layers is not None:
             unknown = sorted(set(layers) - {site.layer for site in sites})
@@ -132,8 +134,8 @@ class HookManager:
             count = self.fired[site.name] - before[site.name]
             if count != 1:
                 raise NotFoundError(
-                    f"Site {site.name!r} fired {count} times in one forward, where one was expected "
-                    f"({sum(self.fired[s.name] > before[s.name] for s in self.sites)} of {len(self.sites)} sites fired)."
+                    f"Site {site.name!r} fired {count} times in one forward, not once "
+                    f"({sum(self.fired[s.name] > before[s.name] for s in self.sites)} of {len(self.sites)} fired)."
                 )
         return result
 
@@ -265,6 +267,6 @@ def _no_call(site: Site) -> str:
 
 def _many(site: Site, calls: Mapping[str, int]) -> str:
     return (
-        f"The attention of site {site.name!r} called scaled_dot_product_attention {calls[site.name]} times in one forward, "
-        "where one softmax a layer is expected (differential attention makes two): it cannot be read as one pattern."
+        f"The attention of site {site.name!r} called scaled_dot_product_attention {calls[site.name]} times in one "
+        "forward, where one softmax a layer is expected (differential attention makes two): it cannot be read as one pattern."
     )

@@ -77,7 +77,9 @@ def prove(model: Any, *inputs: Any, **kwargs: Any) -> list[Proof]:
         raise InputError(f"The attachment to site {failed.name!r} is not faithful: {'; '.join(failed.failures)}.")
     difference, dtype = _difference(_tensor(attached), _tensor(plain))
     if difference > (STAND_IN[dtype] if any(site.parts.stand_in for site in hooks.sites) else 0.0):
-        raise InputError(f"Attached, the model's output changes by {difference:.2e}: it cannot be read without changing it.")
+        raise InputError(
+            f"Attached, the model's output changes by {difference:.2e}: it cannot be read without changing it."
+        )
     return proofs
 
 
@@ -174,13 +176,16 @@ class _ProofReader(Reader):
         if seen["row_sums"] > 1e-9:
             failures.append(f"rows of the pattern sum to 1 only within {seen['row_sums']:.2e}")
         if seen["kernel"] > RELATIVE[dtype]:
-            failures.append(f"the pattern rebuilt from q and k does not give the kernel's z (off by {seen['kernel']:.2e})")
+            failures.append(
+                f"the pattern rebuilt from q and k does not give the kernel's z (off by {seen['kernel']:.2e})"
+            )
         if seen["kv"] not in (site.heads, site.kv_heads):
             failures.append(f"{site.kv_heads} key/value heads were declared, {seen['kv']} arrived")
         if seen.get("update_ok") is False:
             failures.append(
-                f"the heads' updates and bias do not add up to what the block adds (off by {seen['update']:.2e}); a block "
-                "that normalises the update after W_O (post-norm), or adds the MLP in parallel, cannot be decomposed by head"
+                f"the heads' updates and bias do not add up to what the block adds (off by {seen['update']:.2e}); a "
+                "block that normalises the update after W_O (post-norm), or adds the MLP in parallel, cannot be "
+                "decomposed by head"
             )
         update = seen.get("update")
         return Proof(
@@ -195,7 +200,9 @@ class _ProofReader(Reader):
             row_sums=seen["row_sums"],
             kernel=seen["kernel"],
             update=update if isinstance(update, float) else None,
-            note=f"{site.parts.after} after attention" if site.parts.after else ("stand-in" if site.parts.stand_in else ""),
+            note=f"{site.parts.after} after attention"
+            if site.parts.after
+            else ("stand-in" if site.parts.stand_in else ""),
             failures=tuple(failures),
         )
 

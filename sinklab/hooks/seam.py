@@ -98,7 +98,7 @@ class AttentionCall:
 
 
 def read_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AttentionCall:
-    """The call that F.scaled_dot_product_attention(*args, **kwargs) would make; InputError for dropout and odd shapes."""
+    """The call that F.scaled_dot_product_attention would make; InputError for dropout and odd shapes."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
     q, k, v = given["query"], given["key"], given["value"]

@@ -86,11 +86,11 @@ class Site:
     @property
     def head_dim(self) -> int:
         """D of the values, from the shape of W_O: H·D need not be the model's width."""
-        return int(self.parts.projection.weight.shape[1]) // self.parts.heads  # type: ignore[union-attr,operator]
+        return int(_weight(self.parts.projection).shape[1]) // self.parts.heads
 
     def output_weight(self) -> Tensor:
         """Γ W_O as [H, C, D] in float64: head h adds z_h @ output_weight[h].T to the residual stream (sinks.md 1)."""
-        weight = self.parts.projection.weight.detach().double()  # type: ignore[union-attr,operator]
+        weight = _weight(self.parts.projection).detach().double()
         weight = weight.reshape(weight.shape[0], self.heads, -1).transpose(0, 1)  # [H, C, D]
         if self.parts.head_scale is not None:
             weight = weight * self.parts.head_scale().detach().double().reshape(-1, 1, 1)
@@ -105,6 +105,11 @@ class Site:
             return None
         bias = bias.detach().double()
         return bias if self.layer_scale is None else bias * self.layer_scale.detach().double()
+
+
+def _weight(module: Any) -> Tensor:
+    weight: Tensor = module.weight
+    return weight
 
 
 Locator = Callable[[Any], "AttentionParts | None"]
@@ -150,10 +155,11 @@ def _after(module: Any) -> str | None:
 
 
 def _timm(module: Any) -> AttentionParts | None:
-    projection, heads = getattr(module, "proj", None), getattr(module, "num_heads", None)
+    projection: Any = getattr(module, "proj", None)
+    heads = getattr(module, "num_heads", None)
     if heads is None or getattr(projection, "weight", None) is None:
         return None
-    qkv = getattr(module, "qkv", None)
+    qkv: Any = getattr(module, "qkv", None)
     if getattr(qkv, "weight", None) is not None:
         return AttentionParts(
             heads=heads,
@@ -169,7 +175,8 @@ def _timm(module: Any) -> AttentionParts | None:
 
 def _in_proj(module: Any) -> AttentionParts | None:
     """`nn.MultiheadAttention` and OpenCLIP's own Attention share these parameter names."""
-    projection, heads = getattr(module, "out_proj", None), getattr(module, "num_heads", None)
+    projection: Any = getattr(module, "out_proj", None)
+    heads = getattr(module, "num_heads", None)
     if heads is None or getattr(projection, "weight", None) is None or not hasattr(module, "in_proj_weight"):
         return None
     from torch import nn
@@ -205,7 +212,8 @@ def _hugging_face(module: Any) -> AttentionParts | None:
 
 def _hugging_face_old(module: Any) -> AttentionParts | None:
     """transformers before the flattening: `attention.attention.query`, `attention.output.dense`."""
-    inner, dense = getattr(module, "attention", None), getattr(getattr(module, "output", None), "dense", None)
+    inner: Any = getattr(module, "attention", None)
+    dense: Any = getattr(getattr(module, "output", None), "dense", None)
     if dense is None or getattr(inner, "query", None) is None:
         return None
     return _separate(module, inner.query, inner.key, dense, inner.num_attention_heads, None)
@@ -274,8 +282,8 @@ def find_sites(model: nn.Module) -> list[Site]:
         )
     if not sites:
         raise NotFoundError(
-            f"No attention layer was found in {type(module).__name__}: sinklab looks for blocks with two norms that hold "
-            "an attention with qkv/proj (timm), in_proj_weight/out_proj (OpenCLIP, nn.MultiheadAttention) or "
+            f"No attention layer was found in {type(module).__name__}: sinklab looks for blocks with two norms that "
+            "hold an attention with qkv/proj (timm), in_proj_weight/out_proj (OpenCLIP, nn.MultiheadAttention) or "
             "q_proj/k_proj/v_proj/o_proj (Hugging Face). Teach it another class with sinklab.sites.register(...)."
         )
     return sites

@@ -54,9 +54,9 @@ def load_huggingface(where: str, request: Request) -> Loaded:
     if weights is None and not request.random_weights:
         weights = _member(folder, local, where, _WEIGHTS, request.offline)
         weights = _all_shards(weights, local, where, request.offline)
-    return from_settings(
-        settings, weights, request, label=where, processor=read_object(processor) if processor else None, saved=saved
-    )
+    label = folder.resolve().name if local else where
+    told = read_object(processor) if processor else None
+    return from_settings(settings, weights, request, label=label, processor=told, saved=saved)
 
 
 def _member(

@@ -14,42 +14,10 @@ def hub_file(repository: str, names: tuple[str, ...], *, offline: bool, optional
     can be had now.
     Raises NotFoundError if the repository or all files are absent or cannot be reached.
     """
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
     try:
-        for name in names:
-            cached = _cached(repository, name)
-            if cached is not None:
-                return cached
-        if offline or _env_offline():
-            if optional:
-                return None
-            raise NotFoundError(
-                f"{repository} is not in the local model cache ({' or '.join(names)}), and offline mode forbids "
-                "fetching it: load it once without --offline, or name a local file or folder."
-            )
-        unreachable = _unreachable()
-        if unreachable and optional:
-            return None
-        if unreachable:
-            raise NotFoundError(
-                f"{repository} is not in the local model cache, and the model hub cannot be reached ({unreachable}): "
-                "name a local file or folder, or try again with a connection."
-            )
-        for name in names:
-            try:
-                return Path(hf_hub_download(repository, name))
-            except LocalEntryNotFoundError:  # a child of EntryNotFoundError, but it means: no connection
-                raise
-            except EntryNotFoundError:
-                continue
+        found = _from_cache_or_network(repository, names, offline)
     except HFValidationError as error:
         raise InputError(f"{repository!r} is neither a local folder nor a repository name (owner/name).") from error
     except GatedRepoError as error:
@@ -59,10 +27,42 @@ def hub_file(repository: str, names: tuple[str, ...], *, offline: bool, optional
     except RepositoryNotFoundError as error:
         raise NotFoundError(f"There is no model repository {repository} (or it is private).") from error
     except OSError as error:
-        raise NotFoundError(f"{repository} could not be fetched: {_reason(error)}") from error
+        raise NotFoundError(f"{repository} could not be fetched: {_reason(error)}.") from error
+    if isinstance(found, Path):
+        return found
     if optional:
         return None
-    raise NotFoundError(f"The repository {repository} has none of the files {', '.join(names)}.")
+    raise NotFoundError(found)
+
+
+def _from_cache_or_network(repository: str, names: tuple[str, ...], offline: bool) -> Path | str:
+    """The first file there is, or the sentence that says why there is none."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    for name in names:
+        cached = _cached(repository, name)
+        if cached is not None:
+            return cached
+    if offline or _env_offline():
+        return (
+            f"{repository} is not in the local model cache ({' or '.join(names)}), and offline mode forbids "
+            "fetching it: load it once without --offline, or name a local file or folder."
+        )
+    unreachable = _unreachable()
+    if unreachable:
+        return (
+            f"{repository} is not in the local model cache, and the model hub cannot be reached ({unreachable}): "
+            "name a local file or folder, or try again with a connection."
+        )
+    for name in names:
+        try:
+            return Path(hf_hub_download(repository, name))
+        except LocalEntryNotFoundError:  # a child of EntryNotFoundError, but it means: no connection
+            raise
+        except EntryNotFoundError:
+            continue
+    return f"The repository {repository} has none of the files {', '.join(names)}."
 
 
 def revision_of(path: Path) -> str:

@@ -80,7 +80,10 @@ def request_from_run(folder: Path, asked: Request) -> tuple[Request, str | None]
     record = folder / "run.json"
     if not record.is_file():
         hint = f": for a Hugging Face folder write hf:{folder}" if (folder / "config.json").is_file() else ""
-        raise InputError(f"{folder} is not a run folder, it has no run.json{hint}.")
+        raise InputError(
+            f"{folder} is not a run folder, it has no run.json{hint}. "
+            f"Images come after the model: sinklab diagnose demo {folder}."
+        )
     if asked.weights is not None or asked.random_weights or asked.image_size is not None:
         raise InputError(f"{folder} is a run folder and brings its own weights: give no other options with it.")
     model = read_object(record).get("model")

@@ -122,7 +122,7 @@ def _size_from(network: Any, length: int, *, foreign: bool = False) -> dict[str,
 
     A `foreign` table may hold another number of prefix positions than timm's.
     """
-    if network.pos_embed is None or network.patch_embed.grid_size is None:
+    if getattr(network, "pos_embed", None) is None or network.patch_embed.grid_size is None:
         return {}
     own = 0 if network.no_embed_class else network.num_prefix_tokens
     patches = [length - prefix for prefix in ((own, 1, 0) if foreign else (own,))]

@@ -109,9 +109,9 @@ def frequency_figure(table: pd.DataFrame, definition: SinkDefinition, counted: C
         "fig5-event-frequency",
         lambda width: figures.draw_frequency(table, definition.name, width),
         title="How often each head is sunk",
-        reading="One cell a head. Its fullness, and the number in it where there is room, is the percentage of images in "
-        "which the head is sunk; its hue is the class of most of these events; an empty frame is a head that was never "
-        "sunk. Sinks usually live in a few heads that sink on nearly every image." + crossed,
+        reading="One cell a head. Its fullness, and the number in it where there is room, is the percentage of images "
+        "in which the head is sunk; its hue is the class of most of these events; an empty frame is a head that was "
+        "never sunk. Sinks usually live in a few heads that sink on nearly every image." + crossed,
         counts=counted.sentence(definition),
         alt=f"Map of {plural(table['layer'].nunique(), 'layer')} by {plural(int(table['head'].max()) + 1, 'head')}: "
         f"{len(sunk)} of {plural(len(table), 'cell')} are filled.{seen}{crossed}",
@@ -128,6 +128,7 @@ def plane_figure(table: pd.DataFrame, definition: SinkDefinition, counted: Count
     flat = drawn["median_stable_rank"] <= (definition.stable_rank or float("inf"))
     high = int(((drawn[axis] >= definition.broadcast) & flat).sum())
     rank = f" with a stable rank of at most {definition.stable_rank:g}" if definition.stable_rank else ""
+    same = f", and{rank} everybody receives the same" if rank else ""
     where = "after the output projection" if definition.axis == "value_ratio_out" else "in the head's own space"
     missing = len(sunk) - len(drawn)
     left_out = (
@@ -140,13 +141,13 @@ def plane_figure(table: pd.DataFrame, definition: SinkDefinition, counted: Count
         "fig7-value-and-rank" + ("" if primary else f"-{definition.name}"),
         lambda width: figures.draw_plane(table, definition, width),
         title=f"NOP or broadcast: value ratio and stable rank (definition “{definition.name}”)",
-        reading=f"One mark a sunk head, at its medians over its events. Left of {definition.nop:g} the sink carries almost "
-        f"nothing: a NOP. Right of {definition.broadcast:g} it carries as much as other tokens{rank and ', and' + rank + ' everybody receives the same'}: "
-        f"a broadcast. Value norms are taken {where}. Colour is the layer, shape the kind of the sink token; "
+        reading=f"One mark a sunk head, at its medians over its events. Left of {definition.nop:g} the sink carries "
+        f"almost nothing: a NOP. Right of {definition.broadcast:g} it carries as much as other tokens{same}: a "
+        f"broadcast. Value norms are taken {where}. Colour is the layer, shape the kind of the sink token; "
         f"L3H1 is layer 3, head 1.",
         counts=f"{counted.sentence(definition)} {plural(len(drawn), 'head')} drawn.{left_out}",
-        alt=f"Scatter of {plural(len(drawn), 'sunk head')}: {low} at a median value ratio of {definition.nop:g} or less, "
-        f"{high} at {definition.broadcast:g} or more{rank}.{spread}",
+        alt=f"Scatter of {plural(len(drawn), 'sunk head')}: {low} at a median value ratio of {definition.nop:g} or "
+        f"less, {high} at {definition.broadcast:g} or more{rank}.{spread}",
         table=drawn[kept],
     )
 

@@ -92,8 +92,8 @@ def kind_handles(kinds: Sequence[str], colour: str = PAPER) -> list[Any]:
 def label_points(axes: Axes, points: Sequence[tuple[float, float, str]], most: int = 14, size: float = 7.5) -> None:
     """Print the first `most` points' names beside them where that covers nothing; a name without room is left out.
 
-    points: (x, y, name) in data units, all that are drawn, the most important first. Boxes are judged from an average letter, which is
-    enough for names of a few letters and needs no renderer.
+    points: (x, y, name) in data units, all that are drawn, the most important first. Boxes are judged from an average
+    letter, which is enough for names of a few letters and needs no renderer.
     """
     figure = axes.get_figure()
     if figure is None:

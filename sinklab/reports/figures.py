@@ -1,4 +1,4 @@
-"""The report's figures, drawn from its tables: Figs. 4, 5 and 7 of the paper for this run, and the two routes of Lemma 3.
+"""The report's figures, drawn from its tables: the paper's Figs. 4, 5 and 7 for this run, and Lemma 3's two routes.
 
 Every function takes a table of `sinklab.reports.tables` and a width in inches, and returns a matplotlib Figure that no
 global state knows of. Colours mean the same in all of them (`sinklab.reports.palette`).
@@ -145,8 +145,9 @@ def draw_routes(routes: pd.DataFrame, definition: str, width: float = drawing.WI
         for name in CLASSES:
             for kind in KINDS:
                 rows = sunk[(sunk[f"class_{definition}"] == name) & (sunk["kind"] == kind)]
-                axes.scatter(rows["sigma1_share"], rows["token_norm_ratio"], s=_dot_size(len(sunk)), color=CLASS_COLOUR[name],
-                             marker=KIND_MARKER[kind], edgecolors=INK, linewidths=0.7, zorder=3)  # fmt: skip
+                axes.scatter(rows["sigma1_share"], rows["token_norm_ratio"], s=_dot_size(len(sunk)),
+                             color=CLASS_COLOUR[name], marker=KIND_MARKER[kind], edgecolors=INK, linewidths=0.7,
+                             zorder=3)  # fmt: skip
         axes.set_yscale("log")
         _plain_ticks(axes.yaxis, routes["token_norm_ratio"], (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500))
         axes.axhline(1, color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)

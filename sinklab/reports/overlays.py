@@ -69,7 +69,7 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadExamples:
-    """The photographs of one head and how many the run keeps of it."""
+    """The photographs of one head, and on how many of all images it is sunk."""
 
     layer: int
     head: int
@@ -77,7 +77,6 @@ class HeadExamples:
     events: int
     images: int
     examples: list[Example]
-    kept: int
 
     @property
     def name(self) -> str:
@@ -119,8 +118,8 @@ def examples_by_head(
         shown = list(dict.fromkeys(rows["image"]))
         examples = [_example(photographs[image], rows[rows["image"] == image], listed, config)
                     for image in sorted(shown, key=list(photographs).index)[:IMAGES_SHOWN]]  # fmt: skip
-        found.append(HeadExamples(layer=int(first["layer"]), head=int(first["head"]), label=str(first["class"]),
-                                  events=int(first["events"]), images=int(first["images"]), examples=examples, kept=len(shown)))  # fmt: skip
+        numbers = {name: int(first[name]) for name in ("layer", "head", "events", "images")}
+        found.append(HeadExamples(**numbers, label=str(first["class"]), examples=examples))
     found.sort(key=lambda each: order.get(each.label, 2))
     used = {example.photograph.key for each in found for example in each.examples}
     return found, [photograph for photograph in photographs.values() if photograph.key in used]
@@ -199,7 +198,8 @@ def overlay_png(shown: HeadExamples) -> bytes:
     side, gap = 280, 12
     sheet = Image.new("RGB", ((side + gap) * len(shown.examples) + gap, side + 2 * gap + 22), "white")
     pen = ImageDraw.Draw(sheet)
-    title = f"layer {shown.layer}, head {shown.head}: {CLASS_NAME.get(shown.label, shown.label)}, sunk in {shown.events} of {shown.images}"
+    title = f"layer {shown.layer}, head {shown.head}: {CLASS_NAME.get(shown.label, shown.label)}"
+    title += f", sunk in {shown.events} of {shown.images}"
     pen.text((gap, gap - 4), title, fill="#1c2128", font_size=14)
     for place, example in enumerate(shown.examples):
         panel = _composed(example)

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from sinklab.reports import captions, overlays, sections, tables, wording
 from sinklab.reports.figures import fullness
-from sinklab.reports.palette import CLASS_NAME, CLASSES, HEAT_RAMP, KIND_GLYPH, KIND_NAME, KINDS
+from sinklab.reports.palette import CLASS_NAME, CLASSES, HEAT_RAMP, KIND_GLYPH, KIND_NAME
 from sinklab.reports.verdict import Verdict, give_verdict
 from sinklab.sinks.classify import SinkDefinition, both_definitions
 from sinklab.sinks.rule import SinkRule
@@ -168,8 +168,8 @@ def render(
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"number": wording.number, "fixed": wording.fixed, "percent": wording.percent}
-    environment.globals |= {"plural": wording.plural, "class_name": CLASS_NAME, "kind_name": KIND_NAME,
-                            "kind_glyph": KIND_GLYPH, "classes": CLASSES, "kinds": KINDS, "fullness": fullness}  # fmt: skip
+    environment.globals |= {"plural": wording.plural, "fullness": fullness, "class_name": CLASS_NAME,
+                            "classes": CLASSES, "kind_name": KIND_NAME, "kind_glyph": KIND_GLYPH}  # fmt: skip
     assets = files("sinklab") / "assets"
     template = environment.from_string((assets / "report.html.j2").read_text(encoding="utf-8"))
     return template.render(

@@ -27,7 +27,7 @@ def strongest_first(rows: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def layer_sections(table: pd.DataFrame, definition: SinkDefinition) -> list[dict[str, Any]]:
-    """One entry a layer: all its heads, those with a row of their own, how many sink and as what, and whether it is open.
+    """One entry a layer: its heads, those with a row of their own, how many sink and as what, whether it is open.
 
     Open are layers with a head that sinks in half of its images or more or, if no head does, all with an event.
     table: `head_table`.

@@ -161,10 +161,9 @@ def _no_sinks(heads: pd.DataFrame, rule: SinkRule, numbers: dict[str, Any]) -> V
     column = RULE_COLUMN[rule.name]
     images = plural(numbers["images"], "image")
     none = "No head sinks" if numbers["not_finite"] < numbers["pairs"] else "Nothing could be measured"
-    sentences = [
-        Markup("<strong>{}.</strong> In none of {} did any of {} meet the rule, so there is no NOP and no broadcast to tell apart.")
-        .format(none, images, plural(numbers["pairs"], "head"))
-    ]  # fmt: skip
+    sentence = "<strong>{}.</strong> In none of {} did any of {} meet the rule: "
+    sentence += " there is no NOP and no broadcast to tell apart."
+    sentences = [Markup(sentence).format(none, images, plural(numbers["pairs"], "head"))]
     finite = heads[heads["finite"].astype(bool)]
     if len(finite):
         ordered = finite.astype({column: "float64"}).sort_values(["image_index", "layer", "head"])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def theta_table(model: Model, layers: tuple[int, ...] | None) -> pd.DataFrame:
-    """Singular values of Θ = W_Q W_Kᵀ per head (Lemma 3): layer, head, sigma_1, sigma_2, sigma_sum, frobenius, share."""
+    """Singular values of Θ = W_Q W_Kᵀ, one row per head (paper, Lemma 3)."""
     import pandas as pd
 
     from sinklab.sinks.spectrum import theta_spectrum

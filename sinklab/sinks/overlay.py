@@ -78,18 +78,23 @@ def write_overlays(
     """`overlays/columns.parquet`, one row per (image, layer, head, query), and the crops that the model saw."""
     import pandas as pd
 
-    reader, rows, pictures, grids = _ColumnReader(), [], {}, {}
+    reader, rows = _ColumnReader(), []
+    pictures: dict[str, str] = {}
+    grids: dict[str, list[int]] = {}
     refs = {ref.id: ref for ref in images}
+    names = [str(name) for name in chosen.columns]
     with precision(options.dtype, model.device):
-        for (index, image), events in chosen.groupby(["image_index", "image"], sort=True):
+        for index, same_image in chosen.groupby("image_index", sort=True):
+            events: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in same_image.to_numpy()]
+            image = str(events[0]["image"])
             picture = transform.crop(open_image(refs[image]), image)
             pixels = transform(open_image(refs[image]), image)[None]
             reader.columns, reader.wanted = {}, {}
-            for event in events.itertuples():
-                reader.wanted.setdefault(int(event.layer), {})[int(event.head)] = int(event.sink_index)
+            for event in events:
+                reader.wanted.setdefault(event["layer"], {})[event["head"]] = event["sink_index"]
             with HookManager(model, reader, layers=sorted(reader.wanted)) as hooks:
                 hooks.run(as_input(model, pixels))
-            for event in events.to_dict("records"):
+            for event in events:
                 column = reader.columns[event["layer"], event["head"]]
                 kept = {name: event[name] for name in ("image", "layer", "head", "class", "sink_index")}
                 rows.append(pd.DataFrame({**kept, "query": range(len(column)), "attention": column.numpy()}))

@@ -66,7 +66,9 @@ def ranks() -> Iterator[Ranks]:
     import torch.distributed as dist
 
     mine = not dist.is_initialized()
-    if mine:  # gloo also where there are GPUs: nothing but words is exchanged. A rank may decode far longer than another
+    if (
+        mine
+    ):  # gloo also where there are GPUs: nothing but words is exchanged. A rank may decode far longer than another
         dist.init_process_group("gloo", timeout=timedelta(days=7))
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))

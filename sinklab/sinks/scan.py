@@ -98,15 +98,13 @@ def scan(
     WriteError when the disk is full. Batches finished before an error are kept.
     """
     done = run.done_batches()
-    share = {"batch_size": options.batch_size, "rank": ranks.rank, "world": ranks.world}
+    share: dict[str, Any] = {"batch_size": options.batch_size, "rank": ranks.rank, "world": ranks.world}
     todo = batch_numbers(len(images), skip_batches=done, **share)
     every = batch_numbers(len(images), **share)
     size = [min(options.batch_size, len(images) - number * options.batch_size) for number in every]
     total = sum(size)
     finished = total - sum(n for number, n in zip(every, size, strict=True) if number in set(todo))
-    reader = StatisticsReader(
-        model.sites, attention=options.rule.attention, device=model.device, fast=options.fast
-    )
+    reader = StatisticsReader(model.sites, attention=options.rule.attention, device=model.device, fast=options.fast)
     attend = reader.attend if options.fast else None
     started, busy, seen = perf_counter(), 0.0, 0
     if progress is not None:

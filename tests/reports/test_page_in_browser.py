@@ -64,10 +64,8 @@ def test_a_phone_gets_figures_drawn_for_it(
     browser.open(full_run.path / "report.html", width=width)
     boxes = "[...document.querySelectorAll('figure .{} svg')].map(e => e.getBoundingClientRect().width)"
     assert min(browser.evaluate(boxes.format(seen))) > 250 and max(browser.evaluate(boxes.format(hidden))) == 0
-    smallest = (
-        f"Math.min(...[...document.querySelectorAll('figure .{seen} text')].map(e => e.getBoundingClientRect().height))"
-    )
-    assert browser.evaluate(smallest) > 8  # pixels: legible without zooming
+    heights = f"[...document.querySelectorAll('figure .{seen} text')].map(e => e.getBoundingClientRect().height)"
+    assert min(browser.evaluate(heights)) > 8  # pixels: legible without zooming
 
 
 CONTRAST = """(() => {
