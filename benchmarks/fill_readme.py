@@ -25,7 +25,7 @@ def demo_text(result: dict[str, Any]) -> str:
     causal = result["classes"]["causal"]
     height, width = result["conditions"]["size"]
     return (
-        f"**What you see.** On {result['images']} photographs at {height}x{width} pixels, {sunk['in_any_image']} of the "
+        f"**What you see.** On {result['images']} photographs at {height}x{width} px, {sunk['in_any_image']} of the "
         f"{result['pairs']} heads of this DINOv2 ViT-S/14 sink in at least one of them; of the {result['events']} sink "
         f"events {causal['nop']} are NOPs, {causal['broadcast']} broadcasts and {causal['intermediate']} lie between "
         "(definition `causal`). Both kinds stand side by side in block 0. "

@@ -134,7 +134,7 @@ def _row(draw: np.random.Generator, plant: Plant | None, prefix: Sequence[str]) 
 
 
 def _not_finite(row: dict[str, Any]) -> dict[str, Any]:
-    gone = {name: float("nan") for name, value in row.items() if isinstance(value, float)}
+    gone: dict[str, Any] = {name: float("nan") for name, value in row.items() if isinstance(value, float)}
     gone |= {"sink_index": -1, "sink_kind": "none", "sink_row": -1, "sink_column": -1}
     return row | gone | {"queries": 0, "routed_count": 0, "finite": False}
 

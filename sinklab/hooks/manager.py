@@ -268,5 +268,5 @@ def _no_call(site: Site) -> str:
 def _many(site: Site, calls: Mapping[str, int]) -> str:
     return (
         f"The attention of site {site.name!r} called scaled_dot_product_attention {calls[site.name]} times in one "
-        "forward, where one softmax a layer is expected (differential attention makes two): it cannot be read as one pattern."
+        "forward, where one softmax a layer is expected (differential attention makes two): it is not one pattern."
     )

@@ -193,7 +193,7 @@ def _frequency_cell(axes: Axes, cell: Any, place: int, column: str, room: bool) 
     axes.add_patch(Rectangle(corner, side, side, facecolor=CLASS_COLOUR[name], linewidth=0, alpha=fullness(share)))
     if room:
         axes.text(cell.head, place, percent_digits(share), ha="center", va="center", fontsize=7,
-                  color=ON_CLASS if share >= 0.5 else INK)  # fmt: skip
+                  color=ON_CLASS[name] if share >= 0.75 else INK)  # fmt: skip
 
 
 def fullness(share: float) -> float:

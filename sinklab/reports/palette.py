@@ -13,10 +13,11 @@ MUTED = "#5f6873"
 GRID = "#dde1e7"
 PAPER = "#fefefd"
 QUIET = "#c3c9d1"
-ON_CLASS = "#fefeff"
 
 CLASSES = ("nop", "broadcast", "intermediate")
 CLASS_COLOUR = {"nop": "#d55e00", "broadcast": "#0072b2", "intermediate": "#7d8590"}
+ON_CLASS = {"nop": "#1b2028", "broadcast": "#fefeff", "intermediate": "#1b2029"}
+"""Text on a full cell of that class: dark or light, whichever reads better on it."""
 CLASS_NAME = {"nop": "NOP", "broadcast": "broadcast", "intermediate": "intermediate", "none": "no event"}
 
 KINDS = ("cls", "register", "patch")
@@ -31,8 +32,8 @@ CSS_VARIABLE = {
     GRID: "--line",
     PAPER: "--card",
     QUIET: "--quiet",
-    ON_CLASS: "--on-class",
     **{colour: f"--{name}" for name, colour in CLASS_COLOUR.items()},
+    **{colour: f"--on-{name}" for name, colour in ON_CLASS.items()},
     **{colour: f"--{name}" for name, colour in KIND_COLOUR.items()},
 }
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from browser import Page, chromium, open_browser
-from synthetic_run import SavedRun
+from synthetic_run import Plant, SavedRun, synthetic_run
+
+from sinklab.reports.page import write_report
 
 BINARY = chromium()
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no Chromium on this machine")
@@ -92,6 +94,42 @@ def test_text_reads_in_light_and_in_dark(browser: Page, full_run: SavedRun, dark
     texts, figures, card = browser.evaluate(CONTRAST)
     assert texts >= 4.5 and figures >= 7  # WCAG AA for small print, AAA inside figures
     assert card < 0.05 if dark else card > 0.9
+
+
+NUMBER_CONTRAST = """(() => {
+  const parse = colour => colour.match(/[\\d.]+/g).slice(0, 3).map(Number);
+  const light = rgb => { const [r, g, b] = rgb.map(v => v / 255).map(v =>
+    v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4); return .2126 * r + .7152 * g + .0722 * b; };
+  const card = parse(getComputedStyle(document.querySelector('figure')).backgroundColor);
+  const paths = [...document.querySelectorAll('#fig5-event-frequency .wide g[id*=patch] > path')];
+  return [...document.querySelectorAll('#fig5-event-frequency .wide text')].map(text => {
+    const at = text.getBoundingClientRect(), x = at.x + at.width / 2, y = at.y + at.height / 2;
+    const cell = paths.find(path => { const box = path.getBoundingClientRect(), style = getComputedStyle(path);
+      return box.x < x && x < box.right && box.y < y && y < box.bottom && box.height < 80 && style.fill !== 'none'; });
+    if (!cell) return null;
+    const style = getComputedStyle(cell), full = Number(style.opacity) * Number(style.fillOpacity);
+    const under = parse(style.fill).map((v, i) => v * full + card[i] * (1 - full));
+    const [a, b] = [light(under), light(parse(getComputedStyle(text).fill))].sort((p, q) => q - p);
+    return (a + .05) / (b + .05); }).filter(ratio => ratio !== null);
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_numbers_read_on_the_cells_of_the_map(browser: Page, tmp_path: Path, dark: bool) -> None:
+    axes = {
+        "nop": {},
+        "broadcast": {"ratio_head": 0.9, "ratio_out": 0.9},
+        "between": {"ratio_head": 0.3, "ratio_out": 0.3},
+    }
+    plants = [
+        Plant(layer=layer, head=head, frequency=frequency, **axis)
+        for layer, axis in enumerate(axes.values())
+        for head, frequency in enumerate((0.125, 0.5, 0.75, 1.0))
+    ]
+    run = synthetic_run(tmp_path, images=tuple("abcdefgh"), layers=3, heads=4, plants=plants, overlays=False)
+    browser.open(write_report(run), width=DESKTOP, dark=dark)
+    ratios = browser.evaluate(NUMBER_CONTRAST)
+    assert len(ratios) == 12 and min(ratios) > 3.5
 
 
 def test_the_photographs_and_their_heat_are_there(browser: Page, full_run: SavedRun) -> None:
