@@ -111,12 +111,13 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
         for row in rows:
             print("\t".join(row))
         return
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    drawn = Table(title=title, title_justify="left", header_style="bold")
-    for column in columns:
-        drawn.add_column(column, overflow="fold")
+    drawn = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        drawn.add_column(column, overflow="fold", no_wrap=number == 0 and len(columns) > 3)
     for row in rows:
         drawn.add_row(*(cell.replace("[", "\\[") for cell in row))
     Console().print(drawn)
@@ -152,3 +153,21 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or "out of memory" in str(error).lower() or "can't allocate" in str(error):
         return "The machine ran out of memory: use a smaller --batch-size or --size, or fewer --workers."
     return None
+
+
+def examination(found: Any) -> None:
+    """What `sinklab doctor` prints: the proof site by site, then the precision."""
+    columns = ["site", "fired", "heads", "kv", "dim", "|out-plain|", "|rows-1|", "|Av-z|", "Σheads", "dtype", "note"]
+    rows = []
+    for proof in found.proofs:
+        group = proof.heads // proof.kv_heads
+        kv = str(proof.kv_heads) if group == 1 else f"{proof.kv_heads} (h//{group})"
+        update = "not visible" if proof.update is None else f"{proof.update:.0e}"
+        errors = [f"{error:.0e}" if error else "0" for error in (proof.difference, proof.row_sums, proof.kernel)]
+        facts = [str(proof.fired), str(proof.heads), kv, str(proof.head_dim)]
+        rows.append([proof.name, *facts, *errors, update, proof.dtype, proof.note])
+    table(f"Attachment, {len(found.proofs)} sites: every error is relative", columns, rows)
+    drifts = [[drift.column, f"{drift.worst:.1e}", f"layer {drift.layer}, head {drift.head}"] for drift in found.drifts]
+    table("Statistics against a float64 copy of the model, one image", ["column", "worst", "where"], drifts)
+    print("  ".join(f"{name}: {value}" for name, value in found.facts.items()))
+    print(f"heads whose sink differs from float64's: {found.moved} of {found.heads}; not finite: {found.not_finite}")

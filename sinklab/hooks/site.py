@@ -88,6 +88,11 @@ class Site:
         """D of the values, from the shape of W_O: H·D need not be the model's width."""
         return int(_weight(self.parts.projection).shape[1]) // self.parts.heads
 
+    @property
+    def projection_dtype(self) -> Any:
+        """The weights' own floating point type."""
+        return _weight(self.parts.projection).dtype
+
     def output_weight(self) -> Tensor:
         """Γ W_O as [H, C, D] in float64: head h adds z_h @ output_weight[h].T to the residual stream (sinks.md 1)."""
         weight = _weight(self.parts.projection).detach().double()

@@ -11,7 +11,7 @@ import torch
 
 from sinklab.hooks.manager import Reader
 from sinklab.sinks.statistics import finish
-from sinklab.sinks.stream import HeadGeometry, Moments, measure
+from sinklab.sinks.stream import HeadGeometry, Moments, measure, working_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ class StatisticsReader(Reader):
     ) -> None:
         self.threshold = attention
         self.fast = fast
-        self.geometry = {site.name: HeadGeometry.of(site.output_weight(), device) for site in sites}
+        self.geometry = {s.name: HeadGeometry.of(s.output_weight(), device, s.projection_dtype) for s in sites}
         self._norms: dict[str, Tensor] = {}
         self._pending: list[tuple[int, Moments]] = []
         self._finished: dict[int, dict[str, Tensor]] = {}
@@ -46,7 +46,7 @@ class StatisticsReader(Reader):
 
     def resid_pre(self, site: Site, x: Tensor) -> None:
         """Token norms of the block's input, for the outliers of Lemma 3."""
-        self._token_norms[site.layer] = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32)  # [B N]
+        self._token_norms[site.layer] = torch.linalg.vector_norm(x, dim=-1, dtype=working_dtype(x.dtype))  # [B N]
 
     def attention(self, site: Site, call: AttentionCall) -> None:
         """Measure a call that the model's own kernel has computed."""

@@ -21,8 +21,8 @@ def head_factor(output_weight: Tensor) -> tuple[Tensor, Tensor]:
     """L_h with L_h L_hᵀ = W_hᵀ Γ² W_h (sinks.md section 1), from Γ W_h given as [H, C, D].
 
     Then ‖Γ W_h x‖ = ‖x L_h‖ for every x, and the singular values of U = z W_hᵀ Γ are those of z L_h.
-    Returns L in fp32, [H, D, D], scaled so that its largest entry is 1, and that scale, [H] in float64: a LayerScale
-    of 1e-5, squared six times, must not underflow. A head whose weights are not finite gets NaN.
+    Returns L [H, D, D], scaled so that its largest entry is 1, and that scale [H], in float64: a LayerScale of 1e-5,
+    raised to high powers, must not underflow in fp32. A head whose weights are not finite gets NaN.
     """
     gram = output_weight.transpose(-1, -2).double() @ output_weight.double()  # [H, D, D]
     size = gram.diagonal(dim1=-2, dim2=-1).amax(-1)
@@ -35,7 +35,7 @@ def head_factor(output_weight: Tensor) -> tuple[Tensor, Tensor]:
         root = vectors * values.clamp(min=0).sqrt()[:, None, :]
         factor = torch.where((failed != 0)[:, None, None], root, factor)
     factor = torch.where(good[:, None, None], factor, torch.full_like(factor, torch.nan))
-    return factor.float(), unit.sqrt()
+    return factor, unit.sqrt()
 
 
 def _square(power: Tensor, log_norm: Tensor, times: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,16 +33,18 @@ TILE_ROWS = 128  # at most this many queries at once, and never all of them
 
 @dataclass(frozen=True, eq=False)
 class HeadGeometry:
-    """What the updates of a layer's heads are measured with: L_h [H D D] in fp32 and its scale [H] in float64."""
+    """What the updates of a layer's heads are measured with: L_h [H D D] and its scale [H] in float64."""
 
     factor: Tensor
     scale: Tensor
 
     @classmethod
-    def of(cls, output_weight: Tensor, device: torch.device | str | None = None) -> HeadGeometry:
-        """From Γ W_h as [H, C, D] (`Site.output_weight`)."""
+    def of(
+        cls, output_weight: Tensor, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
+    ) -> HeadGeometry:
+        """From Γ W_h as [H, C, D] (`Site.output_weight`); L_h in the working type of a model of that dtype."""
         factor, scale = head_factor(output_weight)
-        return cls(factor.to(device), scale.to(device))
+        return cls(factor.to(device, working_dtype(dtype)), scale.to(device))
 
 
 @dataclass(eq=False)
@@ -55,6 +57,11 @@ class _Rows:
     entropy: Tensor  # [B H Q]
     counted: Tensor | None  # [B H Q] bool
     z: Tensor | None  # [B H Q D], computed in the same pass if asked for
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What is computed in: fp32, also for half precision; float64 for a float64 model."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _tiles(call: AttentionCall) -> list[tuple[slice, slice]]:
@@ -109,20 +116,21 @@ def _mask_tile(call: AttentionCall, rows: _Rows, tile: Tensor, where: tuple[int,
 
 def _pass_over_tiles(call: AttentionCall, *, want_z: bool) -> _Rows:
     batch, heads, queries, _ = call.q.shape
-    keys, device = call.k.shape[2], call.q.device
+    keys = call.k.shape[2]
+    kind: dict[str, Any] = {"device": call.q.device, "dtype": working_dtype(call.q.dtype)}
     hides = _hides(call)
     rows = _Rows(
-        inflow=torch.zeros(batch, heads, keys, device=device),
-        seen=torch.zeros(batch, heads, keys, device=device) if hides else None,
-        lse=torch.empty(batch, heads, queries, device=device),
-        entropy=torch.empty(batch, heads, queries, device=device),
-        counted=torch.ones(batch, heads, queries, dtype=torch.bool, device=device) if hides else None,
+        inflow=torch.zeros(batch, heads, keys, **kind),
+        seen=torch.zeros(batch, heads, keys, **kind) if hides else None,
+        lse=torch.empty(batch, heads, queries, **kind),
+        entropy=torch.empty(batch, heads, queries, **kind),
+        counted=torch.ones(batch, heads, queries, dtype=torch.bool, device=call.q.device) if hides else None,
         # token before head, as the fused kernels lay it out: the model's next reshape is then a view
-        z=torch.empty(batch, queries, heads, call.v.shape[-1], device=device).transpose(1, 2) if want_z else None,
+        z=torch.empty(batch, queries, heads, call.v.shape[-1], **kind).transpose(1, 2) if want_z else None,
     )
     tiles, kv = _tiles(call), call.kv_head
     largest = max((h.stop - h.start) * (r.stop - r.start) for h, r in tiles) * keys
-    logits_space, pattern_space = (torch.empty(largest, device=device) for _ in range(2))
+    logits_space, pattern_space = (torch.empty(largest, **kind) for _ in range(2))
     grouped = call.k.shape[1] != heads
     for image in range(batch):
         for head, row in tiles:
@@ -130,12 +138,12 @@ def _pass_over_tiles(call: AttentionCall, *, want_z: bool) -> _Rows:
             size = shape[0] * shape[1] * shape[2]
             logits, pattern = logits_space[:size].view(shape), pattern_space[:size].view(shape)
             own = kv[head] if grouped else head
-            q, k = call.q[image, head, row].float(), call.k[image, own].float()
+            q, k = call.q[image, head, row].to(kind["dtype"]), call.k[image, own].to(kind["dtype"])
             torch.baddbmm(logits, q, k.transpose(1, 2), beta=0, alpha=call.scale, out=logits)
             hidden = _mask_tile(call, rows, logits, (image, head, row))
             _one_tile(rows, logits, pattern, hidden, (image, head, row))
             if rows.z is not None:
-                rows.z[image, head, row] = torch.bmm(pattern, call.v[image, own].float())
+                rows.z[image, head, row] = torch.bmm(pattern, call.v[image, own].to(kind["dtype"]))
     return rows
 
 
@@ -198,7 +206,7 @@ def _dominant(rows: _Rows) -> tuple[Tensor, Tensor, Tensor]:
 def _mask_column(call: AttentionCall, sink: Tensor) -> Tensor:
     """What the mask adds to the logits of key s, [B H Q]; fetched some rows at a time, so no causal triangle is whole."""
     batch, heads, queries = *sink.shape, call.q.shape[2]
-    column = torch.empty(batch, heads, queries, device=sink.device)
+    column = torch.empty(batch, heads, queries, dtype=working_dtype(call.q.dtype), device=sink.device)
     for image in range(batch):
         index = sink[image, :, None, None]
         for start in range(0, queries, TILE_ROWS):
@@ -214,7 +222,8 @@ def _routing(call: AttentionCall, rows: _Rows, sink: Tensor, attention: float) -
     """Over the counted queries that see s: their number, how many give s at least `attention`, and the least given."""
     key = call.k[:, call.kv_head] if call.k.shape[1] != call.q.shape[1] else call.k
     key = key.gather(2, sink[..., None, None].expand(-1, -1, 1, key.shape[-1]))  # [B H 1 D]
-    logits = (call.q.float() @ key.float().transpose(-1, -2))[..., 0] * call.scale  # [B H Q]
+    work = working_dtype(call.q.dtype)
+    logits = (call.q.to(work) @ key.to(work).transpose(-1, -2))[..., 0] * call.scale  # [B H Q]
     counted = rows.counted
     if call.mask is not None or call.is_causal:
         column = _mask_column(call, sink)
@@ -230,12 +239,13 @@ def _routing(call: AttentionCall, rows: _Rows, sink: Tensor, attention: float) -
 def _value_norms(call: AttentionCall, geometry: HeadGeometry) -> tuple[Tensor, Tensor]:
     """‖v_j‖ and ‖v_j L‖, [B H N] each."""
     v, heads = call.v, call.q.shape[1]
-    norms = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float32)
-    projected = torch.empty(len(v), heads, v.shape[2], device=v.device)
+    work = working_dtype(v.dtype)
+    norms = torch.linalg.vector_norm(v, dim=-1, dtype=work)
+    projected = torch.empty(len(v), heads, v.shape[2], dtype=work, device=v.device)
     grouped = v.shape[1] != heads
     for image in range(len(v)):  # image by image: the projected values of one image stay in cache
         own = v[image, call.kv_head] if grouped else v[image]
-        projected[image] = torch.linalg.vector_norm(torch.bmm(own.float(), geometry.factor), dim=-1)
+        projected[image] = torch.linalg.vector_norm(torch.bmm(own.to(work), geometry.factor), dim=-1)
     return (norms[:, call.kv_head] if grouped else norms), projected
 
 
@@ -243,9 +253,10 @@ def _updates(z: Tensor, geometry: HeadGeometry, counted: Tensor | None) -> tuple
     """Σ_i ‖z_i L‖ [B H], and the Gram matrices of z and of z L [B H 2 D D]."""
     batch, heads, _, dim = z.shape
     norms = torch.empty(batch, heads, dtype=torch.float64, device=z.device)
-    grams = torch.empty(batch, heads, 2, dim, dim, device=z.device)
+    work = working_dtype(z.dtype)
+    grams = torch.empty(batch, heads, 2, dim, dim, dtype=work, device=z.device)
     for image in range(batch):
-        own = z[image].float()
+        own = z[image].to(work)
         if counted is not None:
             own = own * counted[image, :, :, None]
         norms[image] = torch.linalg.vector_norm(torch.bmm(own, geometry.factor), dim=-1).sum(-1, dtype=torch.float64)
@@ -281,7 +292,8 @@ def measure(
         entropy, counted = rows.entropy, torch.full_like(sink, rows.entropy.shape[-1])
         if rows.counted is not None:
             entropy, counted = entropy.masked_fill(~rows.counted, 0.0), rows.counted.sum(-1)
-        keys = call.k.sum((-2, -1), dtype=torch.float32)
+        work = working_dtype(call.q.dtype)
+        keys = call.k.sum((-2, -1), dtype=work)
         keys = keys[:, call.kv_head] if keys.shape != sink.shape else keys
         return Moments(
             sink=sink,
@@ -298,5 +310,5 @@ def measure(
             update=update,
             grams=grams,
             scale=geometry.scale,
-            check=call.q.sum((-2, -1), dtype=torch.float32) + keys,
+            check=call.q.sum((-2, -1), dtype=work) + keys,
         ), z
