@@ -111,16 +111,27 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
         for row in rows:
             print("\t".join(row))
         return
-    from rich import box
+
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    drawn = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, column in enumerate(columns):
-        drawn.add_column(column, overflow="fold", no_wrap=number == 0 and len(columns) > 3)
+    console = Console(highlight=False)
+    widest = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
+    if len(columns) > 3 and sum(widest) + len(columns) > console.width:  # a grid of folded numbers cannot be read
+        console.print(Text(title, style="bold"))
+        for row in rows:
+            facts = [f"{name} {cell}" for name, cell in zip(columns[1:], row[1:], strict=True) if cell]
+            console.print(Text(f"{row[0]}: " + ", ".join(facts)))
+        return
+    drawn = Table(
+        title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    for column in columns:
+        drawn.add_column(column, overflow="fold")
     for row in rows:
-        drawn.add_row(*(cell.replace("[", "\\[") for cell in row))
-    Console().print(drawn)
+        drawn.add_row(*(Text(cell) for cell in row))
+    console.print(drawn)
 
 
 @contextmanager
@@ -157,7 +168,7 @@ def _sentence(error: Exception) -> str | None:
 
 def examination(found: Any) -> None:
     """What `sinklab doctor` prints: the proof site by site, then the precision."""
-    columns = ["site", "fired", "heads", "kv", "dim", "|out-plain|", "|rows-1|", "|Av-z|", "Σheads", "dtype", "note"]
+    columns = ["site", "fired", "heads", "kv", "dim", "|Δout|", "|rows-1|", "|Av-z|", "|ΣU-Δx|", "dtype", "note"]
     rows = []
     for proof in found.proofs:
         group = proof.heads // proof.kv_heads
