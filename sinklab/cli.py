@@ -18,6 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # brackets in the help are what the user may leave out, not markup
     help="What is an attention sink computing: nothing (NOP), or something shared (broadcast)?",
 )
 

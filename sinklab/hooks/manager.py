@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sinklab.errors import InputError, NotFoundError
-from sinklab.hooks.seam import AttentionCall, Seam, read_call, standing_in
+from sinklab.hooks.seam import SDPA, AttentionCall, Seam, read_call, run_kernel, standing_in
 from sinklab.hooks.site import Site, find_sites
 from sinklab.hooks.wrappers import run_eagerly, unwrap
 
@@ -177,8 +177,6 @@ class HookManager:
 
     def _intercept(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
         if not self._running:  # a pooling head, or a layer that was not asked for
-            from sinklab.hooks.seam import SDPA
-
             return SDPA(*args, **kwargs)
         site = self._running[-1]
         self._calls[site.name] += 1
@@ -188,14 +186,9 @@ class HookManager:
                 f"Site {site.name!r} declares {site.heads} heads of dim {site.head_dim}, but its attention ran with "
                 f"{call.q.shape[1]} heads of dim {call.v.shape[-1]}."
             )
-        if self.attend is not None:
-            z = self.attend(site, call)
-        else:
-            from sinklab.hooks.seam import SDPA
-
-            z = SDPA(*args, **kwargs)  # the model's own arguments, so that the kernel chosen is the model's own
+        z, lse = (self.attend(site, call), None) if self.attend is not None else run_kernel(call, args, kwargs)
         if self.reader is not None:
-            self.reader.attention(site, call.with_z(z))
+            self.reader.attention(site, call.with_z(z, lse))
         return z
 
     def _check_fired(self) -> None:

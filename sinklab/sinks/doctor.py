@@ -92,7 +92,9 @@ def _measure(model: Model, pixels: Tensor) -> dict[str, Tensor]:
 
 
 def _drift(name: str, measured: Tensor, reference: Tensor, finite: Tensor) -> Drift | None:
-    if not measured.is_floating_point() or name == "inflow_margin":  # a difference of near numbers has no relative error
+    if (
+        not measured.is_floating_point() or name == "inflow_margin"
+    ):  # a difference of near numbers has no relative error
         return None
     gap = (measured - reference).abs() / reference.abs().clamp_min(1e-12)
     gap = torch.where(finite & torch.isfinite(gap), gap, torch.zeros_like(gap))

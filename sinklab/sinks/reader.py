@@ -33,7 +33,12 @@ class StatisticsReader(Reader):
     """
 
     def __init__(
-        self, sites: Sequence[Site], *, attention: float = 0.5, device: torch.device | str | None = None, fast: bool = False
+        self,
+        sites: Sequence[Site],
+        *,
+        attention: float = 0.5,
+        device: torch.device | str | None = None,
+        fast: bool = False,
     ) -> None:
         self.threshold = attention
         self.fast = fast

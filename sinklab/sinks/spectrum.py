@@ -42,7 +42,9 @@ def _square(power: Tensor, log_norm: Tensor, times: int) -> tuple[Tensor, Tensor
     """X ← X^(2^times), kept at ‖X‖_F = 1 with its logarithm aside; also log(‖X²‖/‖X‖²) of the last squaring."""
     for left in range(times, 0, -1):
         power = power @ power
-        if left <= 2:  # both norms of the last squaring; before that, ‖X²‖ ≥ ‖X‖²/D stays far from fp32's smallest number
+        if (
+            left <= 2
+        ):  # both norms of the last squaring; before that, ‖X²‖ ≥ ‖X‖²/D stays far from fp32's smallest number
             norm = torch.linalg.matrix_norm(power)
             power = power.div_(norm[:, None, None])
             step = norm.double().log()
