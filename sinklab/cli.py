@@ -48,7 +48,7 @@ class Dtype(StrEnum):
 ModelName = Annotated[
     str,
     typer.Argument(
-        metavar="[MODEL]",
+        metavar="MODEL",
         help="demo, timm:NAME, openclip:ARCH[/TAG or FILE], hf:REPO_OR_DIR, dinov2:NAME, a PATH (`sinklab models`).",
     ),
 ]
@@ -72,7 +72,7 @@ def diagnose(
     images: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[IMAGES]...",
+            metavar="IMAGES",
             help="Files, folders, @list.txt, WebDataset .tar shards (glob or {000..009}), or demo (the default).",
         ),
     ] = None,
@@ -172,7 +172,7 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder o
 def doctor(
     model: ModelName = "demo",
     images: Annotated[
-        list[str] | None, typer.Argument(metavar="[IMAGE]", help="One image; the first of several is used.")
+        list[str] | None, typer.Argument(metavar="IMAGE", help="One image; the first of several is used.")
     ] = None,
     size: Size = "224",
     device: Device = "auto",

@@ -238,9 +238,9 @@ def standing_in(modules: Sequence[nn.Module]) -> Iterator[None]:
             module.__dict__["forward"] = forward
         yield
     finally:
-        for module, forward in before:
+        for module, own in before:
             module.__dict__.pop("forward", None)
-            if forward is not None:
-                module.__dict__["forward"] = forward
+            if own is not None:
+                module.__dict__["forward"] = own
         if modules:
             torch.backends.mha.set_fastpath_enabled(fastpath)

@@ -80,9 +80,9 @@ def _certified(start: Tensor) -> Tensor:
 def largest_eigenvalue(gram: Tensor) -> Tensor:
     """λ₁ of symmetric positive semidefinite matrices [n, D, D], in float64 [n]; relative error below 1e-6.
 
-    Repeated squaring closes in on λ₁ from above, with a bound on what is left. Where that is small enough, the answer is certified; the few
-    matrices whose largest eigenvalues nearly coincide go to a full eigendecomposition, which would cost several
-    times as much for all. Zero gives 0, and what is not finite gives NaN.
+    Repeated squaring closes in on λ₁ from above, with a bound on what is left. Where that is small enough, the answer
+    is certified; the few matrices whose largest eigenvalues nearly coincide go to a full eigendecomposition, which
+    would cost several times as much for all. Zero gives 0, and what is not finite gives NaN.
     """
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1).double()  # λ₁ ≤ trace, and 0 only if G = 0
     result = torch.where(torch.isfinite(trace), torch.zeros_like(trace), torch.nan)

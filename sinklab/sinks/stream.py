@@ -216,7 +216,7 @@ def _dominant(rows: _Rows) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _mask_column(call: AttentionCall, sink: Tensor) -> Tensor:
-    """What the mask adds to the logits of key s, [B H Q]; fetched some rows at a time, so no causal triangle is whole."""
+    """What the mask adds to the logits of key s, [B H Q]; some rows at a time, so no causal triangle is whole."""
     batch, heads, queries = *sink.shape, call.q.shape[2]
     column = torch.empty(batch, heads, queries, dtype=working_dtype(call.q.dtype), device=sink.device)
     for image in range(batch):

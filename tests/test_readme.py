@@ -1,0 +1,82 @@
+"""The README's numbers come from the result files, and every command in it exists."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from typer.testing import CliRunner
+
+from sinklab.cli import app
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def fill_readme() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fill_readme", ROOT / "benchmarks" / "fill_readme.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def commands() -> list[str]:
+    """Every line in a code block of the README that calls sinklab, without its comment."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("sinklab ") or "-m sinklab " in line]
+
+
+def test_the_readmes_numbers_are_those_of_the_result_files(fill_readme: ModuleType) -> None:
+    assert fill_readme.filled(README) == README, "run python benchmarks/fill_readme.py"
+
+
+def test_a_number_changed_by_hand_is_found_and_put_right(fill_readme: ModuleType) -> None:
+    if not (ROOT / "benchmarks" / "results" / "demo.json").is_file():
+        pytest.skip("there is no result file yet")
+    block = re.search(r"<!-- demo:begin -->.*?<!-- demo:end -->", README, flags=re.DOTALL)
+    assert block is not None
+    changed = README.replace(block[0], block[0].replace("On ", "On 1", 1))
+    assert changed != README
+    assert fill_readme.filled(changed) == fill_readme.filled(README)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_of_the_readme_is_understood(command: str) -> None:
+    words = shlex.split(command, comments=True)
+    ended = CliRunner().invoke(app, [*words[words.index("sinklab") + 1 :], "--help"])
+    assert ended.exit_code == 0, ended.output
+    for option in (word.partition("=")[0] for word in words[words.index("sinklab") :] if word.startswith("-")):
+        assert option in ended.output
+
+
+def test_the_readme_shows_the_commands() -> None:
+    assert {"diagnose", "doctor", "report", "models"} <= {word for line in commands() for word in line.split()}
+
+
+def test_every_option_that_the_readme_names_exists() -> None:
+    prose = re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL)
+    runner = CliRunner()
+    known = "".join(
+        runner.invoke(app, [name, "--help"], env={"COLUMNS": "200"}).output for name in ("diagnose", "doctor")
+    )
+    named = set(re.findall(r"`(--[a-z][a-z-]*)", prose))
+    assert named and not {option for option in named if option not in known}
+
+
+def test_every_file_that_the_readme_shows_is_there() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_tree_in_the_readme_names_files_that_exist() -> None:
+    tree = README[README.index("## The tree") : README.index("## Sources")]
+    names = set(re.findall(r"\b(\w+\.py)\b", tree))
+    existing = {path.name for path in (ROOT / "sinklab").rglob("*.py")}
+    assert names and names <= existing
