@@ -128,9 +128,10 @@ def markdown(result: dict[str, Any]) -> str:
     given = result["conditions"]
     lines = [
         f"Ratios to the plain fused forward of the same model in the same process ({given['cpu']}, {given['cores']} "
-        f"cores, torch {given['torch']}, random weights, medians of interleaved rounds; one thread's CPU clock, or "
-        "wall clock where two threads are named). *Everything* is the way that builds A, the projected values, the updates "
-        "and their N×N Gram matrix whole. MB are peak memory beyond the plain forward, at any number of images.",
+        f"cores, torch {given['torch']}, random weights, medians of interleaved rounds; one thread's CPU clock, "
+        "or wall clock where two threads are named). *Everything* is the way that builds A, the projected values, "
+        "the updates and their N×N Gram matrix whole. MB are peak memory beyond the plain forward, whatever the "
+        "number of images.",
         "",
         "| ViT | px | batch | dtype | threads | reading | `--fast` | everything | reading, MB | everything, MB |",
         "|---|---|---|---|---|---|---|---|---|---|",
