@@ -132,7 +132,7 @@ def test_a_column_is_the_float64_truth(column: str, heads: pd.DataFrame, truth: 
 
 def test_the_margin_over_the_runner_up_is_the_truths(heads: pd.DataFrame, truth: Truth) -> None:
     np.testing.assert_allclose(
-        measured(heads, "inflow_margin", truth), truth.statistics["inflow_margin"], rtol=0, atol=1e-6
+        measured(heads, "inflow_margin", truth), truth.statistics["inflow_margin"], rtol=ROUNDING, atol=1e-6
     )
 
 

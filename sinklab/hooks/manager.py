@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sinklab.errors import InputError, NotFoundError
-from sinklab.hooks.seam import SDPA, AttentionCall, Seam, read_call, run_kernel, standing_in
+from sinklab.hooks.seam import SDPA, AttentionCall, Seam, read_call, standing_in
 from sinklab.hooks.site import Site, find_sites
 from sinklab.hooks.wrappers import run_eagerly, unwrap
 
@@ -186,9 +186,10 @@ class HookManager:
                 f"Site {site.name!r} declares {site.heads} heads of dim {site.head_dim}, but its attention ran with "
                 f"{call.q.shape[1]} heads of dim {call.v.shape[-1]}."
             )
-        z, lse = (self.attend(site, call), None) if self.attend is not None else run_kernel(call, args, kwargs)
+        # the model's own arguments, so that the kernel chosen is the model's own
+        z = SDPA(*args, **kwargs) if self.attend is None else self.attend(site, call)
         if self.reader is not None:
-            self.reader.attention(site, call.with_z(z, lse))
+            self.reader.attention(site, call.with_z(z))
         return z
 
     def _check_fired(self) -> None:

@@ -33,8 +33,7 @@ class AttentionCall:
     """One attention call as the model made it; the tensors are the model's own, not copies.
 
     q [B H Q D], k [B K N D], v [B K N D], z [B H Q D] (None before the call). A boolean mask is True where a
-    query may attend; a float mask is added to the logits; both broadcast to [B H Q N]. lse [B H Q] is the rows'
-    log-sum-exp where the kernel hands it out, else None.
+    query may attend; a float mask is added to the logits; both broadcast to [B H Q N].
     """
 
     q: Tensor
@@ -45,7 +44,6 @@ class AttentionCall:
     scale: float
     grouped: bool
     z: Tensor | None = None
-    lse: Tensor | None = None
 
     @property
     def kv_head(self) -> list[int]:
@@ -94,9 +92,9 @@ class AttentionCall:
             **({"enable_gqa": True} if self.grouped else {}),
         )
 
-    def with_z(self, z: Tensor, lse: Tensor | None = None) -> AttentionCall:
+    def with_z(self, z: Tensor) -> AttentionCall:
         """The same call after it ran."""
-        return replace(self, z=z, lse=lse)
+        return replace(self, z=z)
 
 
 def read_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AttentionCall:
@@ -118,28 +116,6 @@ def read_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AttentionCall:
         scale=1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale),
         grouped=bool(given.get("enable_gqa", False)),
     )
-
-
-FLASH = 1  # torch's number for the backend, torch.nn.attention.SDPBackend.FLASH_ATTENTION
-
-
-def run_kernel(call: AttentionCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
-    """z by the model's own kernel, called with the model's own arguments; and its rows' log-sum-exp for free.
-
-    On a CPU, SDPA without a mask runs torch's flash kernel, which computes the log-sum-exp and then drops it. Where
-    torch says that it would choose that kernel, it is called by its own name: the same code, the same bits. In half
-    precision its log-sum-exp is too coarse to be used, so SDPA itself is called there, and everywhere else.
-    """
-    plain = call.mask is None and not call.is_causal and not call.grouped and call.q.dtype == torch.float32
-    choose = getattr(torch, "_fused_sdp_choice", None)
-    flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-    if not plain or call.q.device.type != "cpu" or choose is None or flash is None or torch.is_grad_enabled():
-        return SDPA(*args, **kwargs), None
-    scale = kwargs.get("scale")
-    if choose(call.q, call.k, call.v, None, 0.0, False, scale=scale, enable_gqa=False) != FLASH:
-        return SDPA(*args, **kwargs), None
-    z, lse = flash(call.q, call.k, call.v, 0.0, False, attn_mask=None, scale=scale)
-    return z, lse
 
 
 class Seam(TorchFunctionMode):

@@ -122,7 +122,7 @@ def _pass_over_tiles(call: AttentionCall, *, want_z: bool) -> _Rows:
     rows = _Rows(
         inflow=torch.zeros(batch, heads, keys, **kind),
         seen=torch.zeros(batch, heads, keys, **kind) if hides else None,
-        lse=torch.empty(batch, heads, queries, **kind) if call.lse is None else call.lse,
+        lse=torch.empty(batch, heads, queries, **kind),
         entropy=torch.empty(batch, heads, queries, **kind),
         counted=torch.ones(batch, heads, queries, dtype=torch.bool, device=call.q.device) if hides else None,
         # token before head, as the fused kernels lay it out: the model's next reshape is then a view
@@ -141,10 +141,7 @@ def _pass_over_tiles(call: AttentionCall, *, want_z: bool) -> _Rows:
             q, k = call.q[image, head, row].to(kind["dtype"]), call.k[image, own].to(kind["dtype"])
             torch.baddbmm(logits, q, k.transpose(1, 2), beta=0, alpha=call.scale, out=logits)
             hidden = _mask_tile(call, rows, logits, (image, head, row))
-            if call.lse is not None and hidden is None:
-                _one_tile_with_lse(rows, logits, pattern, (image, head, row))
-            else:
-                _one_tile(rows, logits, pattern, hidden, (image, head, row))
+            _one_tile(rows, logits, pattern, hidden, (image, head, row))
             if rows.z is not None:
                 rows.z[image, head, row] = torch.bmm(pattern, call.v[image, own].to(kind["dtype"]))
     return rows
@@ -171,15 +168,6 @@ def _one_tile(
         rows.inflow[image, head] += pattern.sum(1)
     rows.lse[image, head, row] = top[..., 0] + log_total
     rows.entropy[image, head, row] = log_total - logits.mul_(pattern).sum(-1)
-
-
-def _one_tile_with_lse(rows: _Rows, logits: Tensor, pattern: Tensor, where: tuple[int, slice, slice]) -> None:
-    """The same where the kernel handed out the log-sum-exp: log A = S − lse, and no maximum has to be looked for."""
-    image, head, row = where
-    logits.sub_(rows.lse[image, head, row, None])
-    torch.softmax(logits, -1, out=pattern)
-    rows.inflow[image, head] += pattern.sum(1)
-    rows.entropy[image, head, row] = logits.mul_(pattern).sum(-1).neg_()
 
 
 @dataclass(frozen=True, eq=False)
