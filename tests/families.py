@@ -176,7 +176,14 @@ def openclip_tower(**options: Any) -> nn.Module:
     batch_first = options.pop("batch_first", True)
     custom = options.pop("custom", None)
     tower = VisionTransformer(
-        image_size=IMAGE, patch_size=PATCH, width=WIDTH, layers=LAYERS, heads=HEADS, mlp_ratio=2.0, output_dim=16, **options
+        image_size=IMAGE,
+        patch_size=PATCH,
+        width=WIDTH,
+        layers=LAYERS,
+        heads=HEADS,
+        mlp_ratio=2.0,
+        output_dim=16,
+        **options,
     )
     if custom is not None:
         from open_clip.transformer import CustomResidualAttentionBlock
@@ -194,7 +201,11 @@ def openclip_trunk() -> nn.Module:
     """A timm trunk inside open_clip's wrapper, with attention pooling in place of a CLS token, as SigLIP has."""
     from open_clip.timm_model import TimmModel
 
-    return TimmModel("vit_tiny_patch16_224", embed_dim=16, image_size=IMAGE, pool="map", proj="none", pretrained=False)
+    model = TimmModel(
+        "vit_tiny_patch16_224", embed_dim=192, image_size=IMAGE, pool="map", proj="none", pretrained=False
+    )
+    model.trunk.set_input_size(img_size=IMAGE)
+    return model
 
 
 def hugging_face(model: str, config: str, **options: Any) -> nn.Module:
@@ -202,7 +213,9 @@ def hugging_face(model: str, config: str, **options: Any) -> nn.Module:
     import transformers
 
     size: dict[str, Any] = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-    size |= {"intermediate_size": 2 * WIDTH} | ({} if options.get("vocab_size") else {"image_size": IMAGE, "patch_size": PATCH})
+    size |= {"intermediate_size": 2 * WIDTH} | (
+        {} if options.get("vocab_size") else {"image_size": IMAGE, "patch_size": PATCH}
+    )
     settings = getattr(transformers, config)(**{**size, **options}, attn_implementation="sdpa")
     return getattr(transformers, model)(settings)
 
@@ -211,9 +224,7 @@ _PATCHES = (IMAGE // PATCH) ** 2
 _vit = partial(Family, tokens=_PATCHES + 1)
 FAMILIES: dict[str, Family] = {
     "timm dinov2": _vit(build=timm_vit),
-    "timm dinov2 registers": Family(
-        build=partial(timm_vit, reg_tokens=4, no_embed_class=True), tokens=_PATCHES + 5
-    ),
+    "timm dinov2 registers": Family(build=partial(timm_vit, reg_tokens=4, no_embed_class=True), tokens=_PATCHES + 5),
     "timm clip": _vit(build=partial(timm_vit, pre_norm=True, init_values=None)),
     "timm siglip": Family(build=partial(timm_vit, class_token=False, global_pool="map"), tokens=_PATCHES),
     "timm deit distilled": Family(build=partial(timm_vit, reg_tokens=1, init_values=None), tokens=_PATCHES + 2),
@@ -223,7 +234,7 @@ FAMILIES: dict[str, Family] = {
     "timm eva02": _vit(build=partial(timm_eva, qkv_fused=False, swiglu_mlp=True, scale_mlp=True)),
     "timm eva scale norm": _vit(build=partial(timm_eva, scale_attn_inner=True)),
     "timm dinov3": Family(
-        build=partial(timm_eva, rope_type="dinov3", num_reg_tokens=4, use_abs_pos_emb=False, rope_mixed_mode=False),
+        build=partial(timm_eva, rope_type="dinov3", num_reg_tokens=4, use_abs_pos_emb=False),
         tokens=_PATCHES + 5,
     ),
     "timm beit": _vit(build=timm_beit),
@@ -234,7 +245,7 @@ FAMILIES: dict[str, Family] = {
     "openclip custom": _vit(build=partial(openclip_tower, custom={"ls_init_value": 1.0, "qk_norm": True})),
     "openclip scaled heads": _vit(build=partial(openclip_tower, custom={"scale_heads": True})),
     "openclip inner norm": _vit(build=partial(openclip_tower, custom={"scale_attn_inner": True, "scale_heads": True})),
-    "openclip timm trunk": Family(build=openclip_trunk, tokens=4, heads=3, kv_heads=3),
+    "openclip timm trunk": Family(build=openclip_trunk, tokens=5, heads=3, kv_heads=3),
     "hf dinov2": _vit(build=partial(hugging_face, "Dinov2Model", "Dinov2Config")),
     "hf dinov2 registers": Family(
         build=partial(hugging_face, "Dinov2WithRegistersModel", "Dinov2WithRegistersConfig"), tokens=_PATCHES + 5
@@ -247,7 +258,13 @@ FAMILIES: dict[str, Family] = {
     "hf siglip": Family(build=partial(hugging_face, "SiglipVisionModel", "SiglipVisionConfig"), tokens=_PATCHES),
     "hf llama": Family(
         build=partial(
-            hugging_face, "LlamaModel", "LlamaConfig", vocab_size=50, num_key_value_heads=2, use_cache=False, head_dim=12
+            hugging_face,
+            "LlamaModel",
+            "LlamaConfig",
+            vocab_size=50,
+            num_key_value_heads=2,
+            use_cache=False,
+            head_dim=12,
         ),
         tokens=11,
         kv_heads=2,

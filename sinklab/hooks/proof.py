@@ -135,6 +135,8 @@ class _ProofReader(Reader):
         weight, bias = site.output_weight(), site.output_bias()
         # with a gate or a norm between z and W_O, what is really added comes from the projection's own input
         heads = z if site.parts.after is None else x.reshape(1, -1, site.heads, site.head_dim).transpose(1, 2)
+        if site.parts.after is not None and site.parts.head_scale is not None:  # it has acted on that input already
+            weight = weight / site.parts.head_scale().detach().double().reshape(-1, 1, 1)
         total = torch.einsum("bhqd,hcd->bqc", heads.double(), weight)
         seen["update"] = total if bias is None else total + bias
 
