@@ -86,7 +86,17 @@ def measure(case: dict[str, Any], rounds: int, budget: float) -> dict[str, Any]:
 def peak_memory(case: dict[str, Any], variant: str) -> int:
     """Peak resident bytes of a process that runs one variant twice."""
     command = [sys.executable, __file__, "--peak", variant, "--case", json.dumps(case)]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    # every tensor in pages of its own, given back when it is freed: else the peak is that of malloc's moods
+    quiet = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
+    return int(subprocess.run(command, check=True, capture_output=True, text=True, env=quiet).stdout.split()[-1])
+
+
+def add_memory(row: dict[str, Any]) -> None:
+    """Peak memory of each variant beyond the plain forward, in MB, into the row."""
+    case = {name: row[name] for name in ("model", "size", "batch", "dtype", "threads")}
+    base = peak_memory(case, "plain")
+    for variant in ("reading", "fast", *(["materialise"] if "materialise" in row else [])):
+        row[f"{variant}_mb"] = round((peak_memory(case, variant) - base) / 1e6, 1)
 
 
 def print_peak(case: dict[str, Any], variant: str) -> None:
@@ -166,6 +176,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--budget", type=float, default=120, help="seconds for one forward that materialises; 0: none")
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--only-memory", action="store_true", help="measure the memory of the saved rows again")
     parser.add_argument("--render", action="store_true", help="only make the table again")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     parser.add_argument("--case", help=argparse.SUPPRESS)
@@ -175,7 +186,12 @@ def main() -> None:
         return
     result = json.loads(RESULT.read_text()) if RESULT.exists() else {"rows": []}
     result["conditions"] = conditions() if not given.render else result["conditions"]
-    for size in [] if given.render else given.sizes:
+    if given.only_memory:
+        for row in result["rows"]:
+            if "reading_mb" in row:
+                add_memory(row)
+                print(row, flush=True)
+    for size in [] if given.render or given.only_memory else given.sizes:
         for batch in given.batches:
             for name in given.models:
                 case = {
@@ -187,9 +203,7 @@ def main() -> None:
                 }
                 row = measure(case, given.rounds, given.budget)
                 if not given.no_memory:
-                    base = peak_memory(case, "plain")
-                    for variant in ("reading", "fast", *(["materialise"] if "materialise" in row else [])):
-                        row[f"{variant}_mb"] = round((peak_memory(case, variant) - base) / 1e6, 1)
+                    add_memory(row)
                 print(row, flush=True)
                 result["rows"] = [old for old in result["rows"] if key(old) != key(row)] + [row]
                 RESULT.write_text(json.dumps(result, indent=1) + "\n")

@@ -123,8 +123,7 @@ def diagnose(
     Many GPUs or machines: torchrun --nproc-per-node N -m sinklab diagnose ...
     """
     output = output or Path("runs") / _slug(model)
-    hint = f"The images finished so far are kept in {output}: the same command with --resume goes on."
-    with terminal.errors_as_sentences(hint):
+    with terminal.errors_as_sentences(lambda: _how_to_go_on(output, overwrite)):
         options = {
             "rule": _rule(rule, attention, fraction, epsilon, mass),
             "definition": definition.value,
@@ -152,9 +151,11 @@ def diagnose(
         from sinklab.diagnosis import diagnose as run_diagnosis
 
         with terminal.progress() as progress:
-            run = run_diagnosis(handle, found, output, progress=progress, **{**options, "limit": None})
+            run = run_diagnosis(handle, found, output, progress=progress, **options)
         if os.environ.get("RANK", "0") != "0":
             return
+        for note in [*run.config["images"]["notes"], *run.config["notes"]]:
+            terminal.say(f"sinklab: note: {note}")
         _say_skipped(run.skipped())
         print(run.path / ("summary.json" if no_report else "report.html"))
 
@@ -281,6 +282,14 @@ def _load(
     if dtype == "float32":
         handle.module.float()  # weights stored in bfloat16 are widened without loss
     return handle
+
+
+def _how_to_go_on(output: Path, overwrite: bool) -> str:
+    """After Ctrl-C: what the user types next; nothing where no run was begun."""
+    if not (output / "run.json").is_file():
+        return ""
+    instead = " in place of --overwrite" if overwrite else ""
+    return f"The images finished so far are kept in {output}: the same command with --resume{instead} goes on."
 
 
 def _say_skipped(skipped: list[tuple[str, str]]) -> None:

@@ -7,12 +7,14 @@ run.sinks; run.heads; run.summary; run.report()
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import InputError, NotFoundError
-from sinklab.run import Run, library_versions, utc_now
+from sinklab.run import Run, WriteError, library_versions, utc_now
 
 if TYPE_CHECKING:
     from sinklab.data.images import ImageList, ImageTransform
@@ -140,8 +142,10 @@ def _diagnose(
     prove_attachment(model, first_readable(images, transform, strict=options.strict_images), options)
     settings = options.settings(model, images, model.device.type)
     run = _open(output, settings, own, overwrite=overwrite, resume=resume)
-    with run:
+    with run, _how_to_go_on(run):
         if own.first:
+            for note in (*images.notes, *notes):
+                warnings.warn(note, stacklevel=3)
             run.update(**_about(model, images, transform, options, own, notes, command))
         own.wait()
         problem, timings = None, None
@@ -165,6 +169,21 @@ def _diagnose(
                 run.report()
         own.wait()
     return run
+
+
+@contextmanager
+def _how_to_go_on(run: Run) -> Iterator[None]:
+    """Errors that leave a run to go on with say so, in a note of their own."""
+    from sinklab.data.images import UnreadableImage
+
+    try:
+        yield
+    except WriteError as error:
+        error.add_note(f"Once there is room in {run.path}, the same command with --resume goes on.")
+        raise
+    except UnreadableImage as error:
+        error.add_note(f"The run in {run.path} goes on with --resume and without --strict-images.")
+        raise
 
 
 def _open(output: Path, settings: dict[str, Any], own: Ranks, *, overwrite: bool, resume: bool) -> Diagnosis:
@@ -199,6 +218,7 @@ def _about(
     import torch
 
     return {
+        "status": "running",  # also where a finished run is resumed: its results may be about to change
         "command": list(command) if command is not None else None,
         "model": model.describe(),
         "images": {

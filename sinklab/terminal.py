@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -135,12 +135,12 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 @contextmanager
-def errors_as_sentences(resume_hint: str | None = None) -> Iterator[None]:
-    """Within, what the user can mend ends in one sentence and exit code 2; Ctrl-C says how to go on."""
+def errors_as_sentences(how_to_go_on: Callable[[], str] = str) -> Iterator[None]:
+    """Within, what the user can mend ends in a sentence and exit code 2; after Ctrl-C, `how_to_go_on` is said."""
     try:
         yield
     except KeyboardInterrupt:
-        say(f"\nsinklab: stopped. {resume_hint or ''}".rstrip())
+        say(f"\nsinklab: stopped. {how_to_go_on()}".rstrip())
         raise SystemExit(130) from None
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; so do we
@@ -149,7 +149,7 @@ def errors_as_sentences(resume_hint: str | None = None) -> Iterator[None]:
         sentence = _sentence(error)
         if sentence is None:
             raise
-        print(f"sinklab: {sentence}", file=sys.stderr, flush=True)
+        print("sinklab:", sentence, *getattr(error, "__notes__", ()), file=sys.stderr, flush=True)
         raise SystemExit(2) from None
 
 

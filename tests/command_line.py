@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -65,19 +66,28 @@ def sinklab(*words: str | Path, env: dict[str, str] | None = None, **options: An
 
 
 def in_process(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """The same command without the seconds that a new interpreter and torch take; for what has no state to leave."""
+    """The same command, one thread too, without the seconds that a new interpreter and torch take."""
     from contextlib import redirect_stderr, redirect_stdout
     from io import StringIO
 
+    import torch
     import typer.main
 
+    from sinklab import terminal
     from sinklab.cli import app
 
     said, complained = StringIO(), StringIO()
     code: int | str | None = 0
-    with redirect_stdout(said), redirect_stderr(complained):
-        try:
+    threads, show = torch.get_num_threads(), warnings.showwarning
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(said), redirect_stderr(complained):
+            warnings.simplefilter("default")
+            terminal.warnings_as_lines()
             typer.main.get_command(app).main([str(word) for word in words], prog_name="sinklab")
-        except SystemExit as end:
-            code = end.code
+    except SystemExit as end:
+        code = end.code
+    finally:
+        torch.set_num_threads(threads)
+        warnings.showwarning = show
     return subprocess.CompletedProcess(list(words), int(code or 0), said.getvalue(), complained.getvalue())

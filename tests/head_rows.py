@@ -46,7 +46,7 @@ def small_table() -> pd.DataFrame:
 
     (0, 0): on CLS in images 0 and 1, a NOP by both definitions.
     (0, 1): never.
-    (1, 0): on a register in image 0 and a patch in image 1; broadcast by counting, by causal broadcast then intermediate
+    (1, 0): on a register in image 0, a patch in image 1; broadcast by counting, by causal broadcast, then intermediate
             (its update is of rank 2 in image 1).
     (1, 1): in image 0 a NOP by counting and a broadcast by causal, on a patch.
     """

@@ -23,6 +23,8 @@ import sinklab
 PHOTOGRAPHS = ("astronaut.png", "coffee.png")
 ROUNDING = 1e-4
 """Relative; the table is float32, and so are the model's own operations."""
+ENTROPY_ROUNDING = 5e-7
+"""In nats: rows with nearly all attention on one key have an entropy near 0 whose digits float32 attention has lost."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +124,12 @@ def test_the_table_has_one_row_for_each_photograph_layer_and_head(heads: pd.Data
 def test_a_column_is_the_float64_truth(column: str, heads: pd.DataFrame, truth: Truth) -> None:
     sure = decided(truth)
     assert sure.mean() > 0.95
-    expected = truth.statistics[column][sure]
-    tolerance = {"rtol": ROUNDING, "atol": 0.0}
     if column == "routed_fraction":
         sure &= truth.nearest > 1e-5
-        expected = truth.statistics[column][sure]
-    np.testing.assert_allclose(measured(heads, column, truth)[sure], expected, **tolerance)
+    near_zero = ENTROPY_ROUNDING if column == "entropy" else 0.0
+    np.testing.assert_allclose(
+        measured(heads, column, truth)[sure], truth.statistics[column][sure], rtol=ROUNDING, atol=near_zero
+    )
 
 
 def test_the_margin_over_the_runner_up_is_the_truths(heads: pd.DataFrame, truth: Truth) -> None:

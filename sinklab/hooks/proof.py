@@ -150,9 +150,10 @@ class _ProofReader(Reader):
         gap = torch.where(finite, (added - expected).abs(), torch.zeros_like(added)).max()
         size = torch.where(finite, expected, torch.zeros_like(expected)).abs().max()
         # the residual stream itself rounds: with a tiny LayerScale that is all that can be seen of the update
-        rounding = 4 * torch.finfo(x.dtype).eps * torch.where(finite, after, torch.zeros_like(after)).abs().max()
+        coarser = max(x.dtype, self.seen[site.name]["dtype"], key=lambda kind: torch.finfo(kind).eps)  # autocast
+        rounding = 4 * torch.finfo(coarser).eps * torch.where(finite, after, torch.zeros_like(after)).abs().max()
         self.seen[site.name]["update"] = float(gap / size.clamp_min(1e-30))
-        self.seen[site.name]["update_ok"] = bool(gap <= RELATIVE[x.dtype] * size + rounding)
+        self.seen[site.name]["update_ok"] = bool(gap <= RELATIVE[coarser] * size + rounding)
 
     def lockstep(self, site: Site) -> Any:
         """Run the attention module once more on the same input, unread, and compare what it returns."""

@@ -46,6 +46,8 @@ class ScanOptions:
             raise InputError(f"--dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}.")
         if self.batch_size < 1:
             raise InputError(f"A batch holds at least one image, not {self.batch_size}.")
+        if self.workers < 0:
+            raise InputError(f"The number of workers is 0 or more, not {self.workers}.")
         if isinstance(self.size, str) and self.size != "native":
             raise InputError(f"--size is a number of pixels or 'native', not {self.size!r}.")
         if isinstance(self.size, int) and self.size < 1:

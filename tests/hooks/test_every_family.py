@@ -80,6 +80,16 @@ def test_the_attachment_proves_itself(name: str) -> None:
     assert not updates or max(updates) < 1e-4
 
 
+@pytest.mark.parametrize("precision", ["bfloat16 weights", "bfloat16 autocast", "float16 weights"])
+def test_the_attachment_proves_itself_in_half_precision(name: str, precision: str) -> None:
+    model, x = fresh(name), pixels(name, batch=1)
+    if precision.endswith("weights"):
+        kind = getattr(torch, precision.partition(" ")[0])
+        model, x = model.to(kind), x.to(kind) if x.is_floating_point() else x
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16 autocast"):
+        assert all(proof.fired == 1 for proof in prove(model, x))
+
+
 def test_statistics_are_the_float64_truth(name: str) -> None:
     """All columns against materialised maps in float64, computed from the call's own q, k, v."""
     model, calls = module(name), Calls()

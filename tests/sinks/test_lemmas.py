@@ -113,7 +113,7 @@ def rank_one_interaction(x: Tensor, u: Tensor, sigma: float, dim: int) -> tuple[
 
 
 def flagged_tokens(seed: int, gamma: float, tokens: int = 8, width: int = 6) -> tuple[Tensor, Tensor]:
-    """Tokens [N C] whose first is gamma·u, and the unit vector u [C]; half of the others point along u, half against."""
+    """Tokens [N C] whose first is gamma·u, and the unit vector u [C]; half of the others point along u."""
     generator = torch.Generator().manual_seed(seed)
     u = torch.nn.functional.normalize(torch.randn(width, generator=generator).double(), dim=0)
     x = torch.randn(tokens, width, generator=generator).double()

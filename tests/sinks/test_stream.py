@@ -1,4 +1,4 @@
-"""The tiled statistics against whole maps in float64, in every case that a mask, a shape or a number can make awkward."""
+"""The tiled statistics against whole maps in float64, wherever a mask, a shape or a number can make it awkward."""
 
 from __future__ import annotations
 
