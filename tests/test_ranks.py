@@ -1,139 +1,96 @@
-"""However the work is shared out (ranks, workers, batches, order), the table is the same."""
+"""One process or two, one batch size or another, workers or none: the same table, row for row."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-from command_line import PICTURE, environment, in_process, sinklab, tiny_state, write_checkpoint, write_pictures
+from command_line import PICTURE, environment, in_process, sinklab, write_checkpoint, write_pictures
 
-from sinklab.run import Run
+from sinklab.diagnosis import open_run
 
-IMAGES = 11
-TORCHRUN = ("torch.distributed.run", "--nproc-per-node", "2")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("model"), tiny_state(depth=3), depth=3)
+COUNTS = ["sink_index", "queries", "routed_count", "sink_kind", "finite"]
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_pictures(tmp_path_factory.mktemp("pictures"), IMAGES)
-    (folder / "004.png").write_bytes(b"not a picture")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    write_checkpoint(folder)
+    write_pictures(folder / "pictures", 11)
+    (folder / "pictures" / "005.png").write_bytes(b"not a picture")
     return folder
 
 
-def words(model: Path, run: Path, *sources: Path, batch_size: int = 2) -> list[str]:
-    options = ("--size", PICTURE, "--batch-size", batch_size, "--device", "cpu", "--no-report")
-    return [str(word) for word in ("diagnose", model, *sources, "-o", run, *options)]
+def words(place: Path, name: str, *more: str) -> list[str]:
+    common = ["--size", str(PICTURE), "--no-report", "--device", "cpu"]
+    return [
+        "diagnose",
+        str(place / "tiny.safetensors"),
+        str(place / "pictures"),
+        "-o",
+        str(place / name),
+        *common,
+        *more,
+    ]
 
 
-def on_two_ranks(command: list[str]) -> subprocess.CompletedProcess[str]:
+def torchrun(*command: str) -> subprocess.CompletedProcess[str]:
+    """Two real processes, joined by gloo."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launch = [sys.executable, "-m", *TORCHRUN, "--master-port", str(port), "-m", "sinklab", *command]
-    return subprocess.run(launch, env=environment(), capture_output=True, text=True, timeout=120)
+        port = str(free.getsockname()[1])
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+    return subprocess.run(
+        [*start, "-m", "sinklab", *command], capture_output=True, text=True, timeout=180, env=environment()
+    )
 
 
 @pytest.fixture(scope="module")
-def alone(model: Path, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The table of one process; one thread, as each rank has."""
-    run = tmp_path_factory.mktemp("alone") / "run"
-    ended = sinklab(*words(model, run, pictures))
-    assert ended.returncode == 0, ended.stderr
-    return Run.open(run)
+def alone(place: Path) -> pd.DataFrame:
+    assert sinklab(*words(place, "alone", "--batch-size", "2")).returncode == 0
+    return open_run(place / "alone").heads
 
 
-def test_two_ranks_write_the_table_of_one_row_for_row(model: Path, pictures: Path, alone: Run, tmp_path: Path) -> None:
-    ended = on_two_ranks(words(model, tmp_path / "run", pictures))
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == f"{tmp_path / 'run' / 'summary.json'}\n"  # once, from rank 0
-    run = Run.open(tmp_path / "run")
-    assert {path.name[:8] for path in run.path.glob("heads/part-*")} == {"part-000", "part-001"}
-    pd.testing.assert_frame_equal(run.heads, alone.heads, check_exact=True)
-    pd.testing.assert_frame_equal(run.sinks, alone.sinks, check_exact=True)
-    assert run.summary == alone.summary
-    assert run.config["images"]["skipped"] == alone.config["images"]["skipped"] != []
-    assert run.config["fingerprint"] == alone.config["fingerprint"]
-    assert (run.config["ranks"], alone.config["ranks"]) == (2, 1)
-
-    # what one process began, two finish, and a refusal of rank 0 ends both at once
-    started = time.monotonic()
-    refused = on_two_ranks(words(model, tmp_path / "run", pictures))
-    assert refused.returncode != 0
-    assert time.monotonic() - started < 60
-    assert "--resume goes on with it" in refused.stderr
-    assert "holds a run already" in refused.stderr
+def test_two_processes_give_the_table_of_one(place: Path, alone: pd.DataFrame) -> None:
+    done = torchrun(*words(place, "two", "--batch-size", "2"))
+    assert done.returncode == 0, done.stderr
+    run = open_run(place / "two")
+    pd.testing.assert_frame_equal(run.heads, alone, check_exact=True)
+    pd.testing.assert_frame_equal(run.sinks, open_run(place / "alone").sinks, check_exact=True)
+    assert {path.name[:8] for path in (place / "two" / "heads").iterdir()} == {"part-000", "part-001"}
+    assert [image for image, _ in run.skipped()] == ["005.png"]
 
 
-def test_two_ranks_finish_what_one_process_began(model: Path, pictures: Path, alone: Run, tmp_path: Path) -> None:
-    import shutil
-
-    run = tmp_path / "run"
-    shutil.copytree(alone.path, run)
-    (part,) = Run.open(run).parts()
-    for path in run.glob("heads/part-*"):
-        path.unlink()
-    with Run.create(run, settings=alone.config["settings"], resume=True) as begun:
-        begun.update(status="running")
-        heads = alone.heads
-        with begun.part_writer() as parts:
-            for batch in (0, 3):
-                rows = heads[heads["image_index"] // 2 == batch]
-                parts.add(batch, rows, [(image, why) for number, image, why in part.skipped if number == batch])
-    ended = on_two_ranks([*words(model, run, pictures), "--resume"])
-    assert ended.returncode == 0, ended.stderr
-    pd.testing.assert_frame_equal(Run.open(run).heads, alone.heads, check_exact=True)
+def test_a_refusal_reaches_every_process(place: Path, alone: pd.DataFrame) -> None:
+    done = torchrun(*words(place, "alone", "--batch-size", "2"))
+    assert done.returncode != 0
+    assert "holds a run already" in done.stderr
 
 
-def compare(run: Run, alone: Run, *, exact: bool) -> None:
-    mine, theirs = run.heads, alone.heads
-    if exact:
-        pd.testing.assert_frame_equal(mine, theirs, check_exact=True)
-        return
-    whole = theirs.select_dtypes(exclude="floating").columns
-    pd.testing.assert_frame_equal(mine[whole], theirs[whole])
-    for column in theirs.select_dtypes("floating"):
-        np.testing.assert_allclose(mine[column], theirs[column], rtol=1e-4, atol=1e-7, err_msg=column)
+def test_workers_change_nothing(place: Path, alone: pd.DataFrame) -> None:
+    assert sinklab(*words(place, "workers", "--batch-size", "2", "--workers", "2")).returncode == 0
+    pd.testing.assert_frame_equal(open_run(place / "workers").heads, alone, check_exact=True)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 16])
-def test_the_table_does_not_hang_on_the_batch_size(
-    batch_size: int, model: Path, pictures: Path, alone: Run, tmp_path: Path
-) -> None:
-    ended = in_process(*words(model, tmp_path / "run", pictures, batch_size=batch_size))
-    assert ended.returncode == 0, ended.stderr
-    compare(Run.open(tmp_path / "run"), alone, exact=False)
+def test_the_batch_size_changes_rounding_only(place: Path, alone: pd.DataFrame) -> None:
+    assert in_process(*words(place, "seven", "--batch-size", "7")).returncode == 0
+    found = open_run(place / "seven").heads
+    pd.testing.assert_frame_equal(found[COUNTS], alone[COUNTS])
+    pd.testing.assert_frame_equal(found, alone, rtol=1e-4, atol=1e-6)
 
 
-def test_the_table_does_not_hang_on_the_workers(model: Path, pictures: Path, alone: Run, tmp_path: Path) -> None:
-    ended = sinklab(*words(model, tmp_path / "run", pictures), "--workers", "2")
-    assert ended.returncode == 0, ended.stderr
-    compare(Run.open(tmp_path / "run"), alone, exact=True)
-
-
-def test_the_rows_of_an_image_do_not_hang_on_its_place_in_the_list(
-    model: Path, pictures: Path, alone: Run, tmp_path: Path
-) -> None:
-    (tmp_path / "reversed.txt").write_text("\n".join(str(path) for path in sorted(pictures.iterdir(), reverse=True)))
-    ended = in_process(*words(model, tmp_path / "run", f"@{tmp_path / 'reversed.txt'}"))  # type: ignore[arg-type]
-    assert ended.returncode == 0, ended.stderr
-    mine = Run.open(tmp_path / "run").heads
-    assert mine["image"].map(lambda image: Path(image).name).iloc[0] == f"{IMAGES - 1:03d}.png"
-    mine["image"] = mine["image"].map(lambda image: Path(image).name)
-    mine = mine.sort_values(["image", "layer", "head"], ignore_index=True).drop(columns="image_index")
-    theirs = alone.heads.drop(columns="image_index")
-    whole = theirs.select_dtypes(exclude=["floating"]).columns.drop("image")
-    assert mine["image"].tolist() == theirs["image"].tolist()
-    pd.testing.assert_frame_equal(mine[whole], theirs[whole])
-    for column in theirs.select_dtypes("floating"):
-        np.testing.assert_allclose(mine[column], theirs[column], rtol=1e-4, atol=1e-7, err_msg=column)
+def test_the_order_of_images_changes_rounding_only(place: Path, alone: pd.DataFrame) -> None:
+    listed = sorted((place / "pictures").iterdir(), reverse=True)
+    (place / "backwards.txt").write_text("\n".join(f"pictures/{path.name}" for path in listed))
+    command = words(place, "backwards", "--batch-size", "2")
+    command[2] = f"@{place / 'backwards.txt'}"
+    assert in_process(*command).returncode == 0
+    found = open_run(place / "backwards").heads
+    found["image"] = found["image"].str.removeprefix("pictures/")
+    order = ["image", "layer", "head"]
+    found, expected = (t.sort_values(order, ignore_index=True).drop(columns="image_index") for t in (found, alone))
+    pd.testing.assert_frame_equal(found, expected, rtol=1e-4, atol=1e-6)
