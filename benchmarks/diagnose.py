@@ -159,8 +159,9 @@ def markdown(result: dict[str, Any]) -> str:
         lines += ["", "\\* one layer measured, times the number of layers."]
     lines += [
         "",
-        "At 224 px the time won over a tool that keeps each layer's pattern is small; the gain there is memory and "
-        "exact fp32 statistics. At 518 px it is time too.",
+        "Rounds: " + ", ".join(sorted({str(row["rounds"]) for row in result["rows"]})) + ". Short sequences of narrow "
+        "models (S) pay most for reading, because there the statistics are large beside the model; where the sequence "
+        "is long, building everything costs many times more than reading.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -154,7 +154,7 @@ def diagnose(
             run = run_diagnosis(handle, found, output, progress=progress, **options)
         if os.environ.get("RANK", "0") != "0":
             return
-        for note in [*run.config["images"]["notes"], *run.config["notes"]]:
+        for note in handle.provenance.notes:  # those about images and size were warnings before the first batch
             terminal.say(f"sinklab: note: {note}")
         _say_skipped(run.skipped())
         print(run.path / ("summary.json" if no_report else "report.html"))

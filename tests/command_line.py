@@ -58,14 +58,14 @@ def environment(**more: str) -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | more
 
 
-def sinklab(*words: str | Path, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+def sinklab(*words: object, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
     """The command as a user calls it, from start to end."""
     command = [sys.executable, "-m", "sinklab", *map(str, words)]
     options = {"capture_output": True, "text": True, "timeout": 120, "env": env or environment()} | options
     return subprocess.run(command, **options)
 
 
-def in_process(*words: str | Path) -> subprocess.CompletedProcess[str]:
+def in_process(*words: object) -> subprocess.CompletedProcess[str]:
     """The same command, one thread too, without the seconds that a new interpreter and torch take."""
     from contextlib import redirect_stderr, redirect_stdout
     from io import StringIO
@@ -90,4 +90,6 @@ def in_process(*words: str | Path) -> subprocess.CompletedProcess[str]:
     finally:
         torch.set_num_threads(threads)
         warnings.showwarning = show
-    return subprocess.CompletedProcess(list(words), int(code or 0), said.getvalue(), complained.getvalue())
+    return subprocess.CompletedProcess(
+        [str(word) for word in words], int(code or 0), said.getvalue(), complained.getvalue()
+    )

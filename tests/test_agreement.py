@@ -7,6 +7,7 @@ split here, and the statistics of `reference.py` from materialised maps.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,25 +39,34 @@ class Truth:
     """How near the nearest query's attention to s comes to one half."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def demo() -> Any:
     pytest.importorskip("onnx")
     return sinklab.load("demo")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def photographs() -> list[Path]:
     skimage = pytest.importorskip("skimage")
     return [Path(skimage.__file__).parent / "data" / name for name in PHOTOGRAPHS]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Hundreds of small float64 decompositions: where cores are shared, threads that wait for each other cost most."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
 def heads(demo: Any, photographs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     folder = tmp_path_factory.mktemp("agreement") / "run"
     return sinklab.diagnose(demo, photographs, output=folder, device="cpu", report=False).heads
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def truth(demo: Any, photographs: list[Path]) -> Truth:
     pixels = torch.stack([as_the_paper_does(path, demo.preprocessing) for path in photographs])
     module = copy.deepcopy(demo.module).double().eval()

@@ -196,7 +196,7 @@ def test_a_file_in_the_place_of_the_run_is_left_alone(model: Path, pictures: Pat
 
 def test_two_processes_cannot_write_into_one_folder(model: Path, pictures: Path, run: Path) -> None:
     with Run.create(run, settings={"options": {}}):
-        ended = sinklab("diagnose", model, pictures, "-o", run, "--overwrite", *SIZE)
+        ended = in_process("diagnose", model, pictures, "-o", run, "--overwrite", *SIZE)
     assert_refused(ended, "Another process is writing into")
 
 
@@ -314,7 +314,7 @@ def test_a_full_disk_is_said_and_leaves_no_half_written_file(
     model: Path, small_disk: Path, tmp_path: Path, in_a_full_run: Callable[[Path], None]
 ) -> None:
     run = small_disk / "run"
-    ended = sinklab("diagnose", model, write_pictures(tmp_path / "many", 12), "-o", run, "--batch-size", 1, *SIZE)
+    ended = in_process("diagnose", model, write_pictures(tmp_path / "many", 12), "-o", run, "--batch-size", 1, *SIZE)
     assert_refused(ended, "the disk is full")
     in_a_full_run(run)
 
