@@ -77,6 +77,8 @@ class Run:
             if occupied:
                 _read_config(path, whole=False)
                 run._clear()
+            else:
+                remove_temporaries(path)  # of a process killed before it had a run.json
             run.write_json(CONFIG, run.config)
             return run
         except BaseException:

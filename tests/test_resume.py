@@ -33,6 +33,43 @@ from sinklab.cli import main
 main()
 """
 
+# Processes that die at the n-th rename, n = 1, 2, … until one lives; each is followed by one that resumes its run.
+# They are forked, so that the libraries are loaded once.
+MORTAL = """
+import os, signal, sys
+import pandas, pyarrow.parquet, torchvision.transforms.v2
+import sinklab, sinklab.diagnosis, sinklab.sinks.findings, sinklab.sinks.overlay
+from sinklab import run
+model, pictures, folder, size = sinklab.load(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+whole, rename = run.Run.part_writer, os.replace
+run.Run.part_writer = lambda self, rank=0, **options: whole(self, rank, **{**options, "every_batches": 2})
+def diagnose(number, dies_at):
+    renames = 0
+    def counted(*names):
+        nonlocal renames
+        renames += 1
+        if renames == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(*names)
+    os.replace = counted
+    sinklab.diagnose(model, pictures, output=f"{folder}/{number}", size=size, batch_size=1, report=False, resume=True)
+def forked(*given):
+    child = os.fork()
+    if child == 0:
+        try:
+            diagnose(*given)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+number = 1
+while (ended := forked(number, number)) == -signal.SIGKILL:
+    assert forked(number, None) == 0
+    number += 1
+print(number - 1)
+sys.exit(ended)
+"""
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -144,3 +181,24 @@ def test_resume_where_there_is_nothing_starts_afresh(
     checkpoint: Path, pictures: Path, undisturbed: Run, tmp_path: Path
 ) -> None:
     assert_same(resumed(words(checkpoint, pictures, tmp_path / "new")), undisturbed)
+
+
+def test_a_run_killed_at_any_of_its_renames_goes_on_to_the_same_end(
+    checkpoint: Path, pictures: Path, tmp_path: Path
+) -> None:
+    few = tmp_path / "pictures"
+    few.mkdir()
+    for name in ("000.png", "001.png", "003.png", "004.png", "005.png"):  # 005 is damaged
+        (few / name).write_bytes((pictures / name).read_bytes())
+    ended = in_process(*words(checkpoint, few, tmp_path / "whole"))
+    assert ended.returncode == 0, ended.stderr
+    undisturbed = Run.open(tmp_path / "whole")
+
+    command = [sys.executable, "-c", MORTAL, str(checkpoint), str(few), str(tmp_path / "killed"), str(PICTURE)]
+    mortal = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    assert mortal.returncode == 0, mortal.stderr
+    moments = int(mortal.stdout)
+    assert moments >= 9  # run.json twice and at the end, three parts, events, summary, spectrum, overlays
+    for number in range(1, moments + 1):
+        assert_same(Run.open(tmp_path / "killed" / str(number)), undisturbed)
+    assert not [path for path in (tmp_path / "killed").rglob("*") if ".tmp-" in path.name]
