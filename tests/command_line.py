@@ -61,8 +61,7 @@ def environment(**more: str) -> dict[str, str]:
 def sinklab(*words: object, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
     """The command as a user calls it, from start to end."""
     command = [sys.executable, "-m", "sinklab", *map(str, words)]
-    options = {"capture_output": True, "text": True, "timeout": 120, "env": env or environment()} | options
-    return subprocess.run(command, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env or environment(), **options)
 
 
 def in_process(*words: object) -> subprocess.CompletedProcess[str]:

@@ -38,7 +38,6 @@ class Family:
     causal: bool = False
     text: bool = False
     """True where the input is token numbers, not pixels."""
-    sharp: bool = True
 
 
 def pixels(name: str, batch: int = 2, seed: int = 1) -> Tensor:
@@ -86,6 +85,16 @@ def timm_vit(**options: Any) -> nn.Module:
 
     size: dict[str, Any] = {"img_size": IMAGE, "patch_size": PATCH, "embed_dim": WIDTH, "depth": LAYERS}
     return VisionTransformer(**{**size, "num_heads": HEADS, "num_classes": 0, "init_values": 1.0, **options})
+
+
+def timm_gated() -> nn.Module:
+    """timm's Attention with its sigmoid gate on z, which VisionTransformer has no option for."""
+    from timm.layers import Attention
+
+    model: Any = timm_vit()
+    for block in model.blocks:
+        block.attn = Attention(WIDTH, HEADS, qkv_bias=True, gated=True, norm_layer=nn.LayerNorm)
+    return model
 
 
 def timm_eva(**options: Any) -> nn.Module:
@@ -201,10 +210,8 @@ def openclip_trunk() -> nn.Module:
     """A timm trunk inside open_clip's wrapper, with attention pooling in place of a CLS token, as SigLIP has."""
     from open_clip.timm_model import TimmModel
 
-    model = TimmModel(
-        "vit_tiny_patch16_224", embed_dim=192, image_size=IMAGE, pool="map", proj="none", pretrained=False
-    )
-    model.trunk.set_input_size(img_size=IMAGE)
+    model = TimmModel("vit_tiny_patch16_224", embed_dim=192, pool="map", proj="none", pretrained=False)
+    model.trunk = timm_vit(class_token=False, global_pool="map", init_values=None)
     return model
 
 
@@ -229,7 +236,7 @@ FAMILIES: dict[str, Family] = {
     "timm siglip": Family(build=partial(timm_vit, class_token=False, global_pool="map"), tokens=_PATCHES),
     "timm deit distilled": Family(build=partial(timm_vit, reg_tokens=1, init_values=None), tokens=_PATCHES + 2),
     "timm plain, query-key norm": _vit(build=partial(timm_vit, qk_norm=True, init_values=None)),
-    "timm gated": _vit(build=partial(timm_vit, attn_layer="attn", scale_attn_norm=False)),
+    "timm gated": _vit(build=timm_gated),
     "timm scale norm": _vit(build=partial(timm_vit, scale_attn_norm=True)),
     "timm eva02": _vit(build=partial(timm_eva, qkv_fused=False, swiglu_mlp=True, scale_mlp=True)),
     "timm eva scale norm": _vit(build=partial(timm_eva, scale_attn_inner=True)),
@@ -245,7 +252,7 @@ FAMILIES: dict[str, Family] = {
     "openclip custom": _vit(build=partial(openclip_tower, custom={"ls_init_value": 1.0, "qk_norm": True})),
     "openclip scaled heads": _vit(build=partial(openclip_tower, custom={"scale_heads": True})),
     "openclip inner norm": _vit(build=partial(openclip_tower, custom={"scale_attn_inner": True, "scale_heads": True})),
-    "openclip timm trunk": Family(build=openclip_trunk, tokens=5, heads=3, kv_heads=3),
+    "openclip timm trunk": Family(build=openclip_trunk, tokens=_PATCHES),
     "hf dinov2": _vit(build=partial(hugging_face, "Dinov2Model", "Dinov2Config")),
     "hf dinov2 registers": Family(
         build=partial(hugging_face, "Dinov2WithRegistersModel", "Dinov2WithRegistersConfig"), tokens=_PATCHES + 5

@@ -104,9 +104,9 @@ def as_the_paper_does(path: Path, preprocessing: Any) -> Tensor:
 
     picture = Image.open(path).convert("RGB")
     scale = 256 / min(picture.size)
-    size = tuple(int(side * scale) for side in picture.size)  # the long side rounds down, as torchvision's does
-    left, top = (round((side - 224) / 2) for side in size)
-    picture = picture.resize(size, Image.Resampling.BICUBIC).crop((left, top, left + 224, top + 224))
+    width, height = (int(side * scale) for side in picture.size)  # the long side rounds down, as torchvision's does
+    left, top = round((width - 224) / 2), round((height - 224) / 2)
+    picture = picture.resize((width, height), Image.Resampling.BICUBIC).crop((left, top, left + 224, top + 224))
     values = np.asarray(picture, dtype=np.float64) / 255
     values = (values - np.array(preprocessing.mean)) / np.array(preprocessing.std)
     return torch.from_numpy(values.transpose(2, 0, 1)).float()
@@ -169,19 +169,16 @@ def test_the_sinks_norm_over_the_median_token_norm_is_the_truths(heads: pd.DataF
 
 
 def test_kind_and_place_follow_from_the_index_on_a_grid_of_sixteen(heads: pd.DataFrame) -> None:
-    for row in heads.itertuples():
-        if row.sink_index == 0:
-            assert (row.sink_kind, row.sink_row, row.sink_column) == ("cls", -1, -1)
-        else:
-            assert row.sink_kind == "patch"
-            assert (row.sink_row, row.sink_column) == divmod(row.sink_index - 1, 16)
+    for index, kind, *place in heads[["sink_index", "sink_kind", "sink_row", "sink_column"]].to_numpy().tolist():
+        assert kind == ("cls" if index == 0 else "patch")
+        assert place == ([-1, -1] if index == 0 else list(divmod(index - 1, 16)))
     assert {"cls", "patch"} == set(heads["sink_kind"])
 
 
 def test_block_zero_alone_shows_both_regimes(heads: pd.DataFrame) -> None:
     first = heads[heads["layer"] == 0].groupby("head")
-    cls = first["sink_kind"].agg(lambda kinds: (kinds == "cls").all())
+    cls = first["sink_kind"].agg(lambda kinds: set(kinds) == {"cls"})
     quiet = cls & (first["value_ratio_out"].median() < 0.25)
-    loud = ~cls & (first["inflow"].mean() > 0.6) & (first["stable_rank"].median() < 1.05)
+    loud = ~cls & (first["inflow"].min() > 0.7) & (first["stable_rank"].median() < 1.05)
     assert quiet.any(), "a [CLS] sink whose value is small: a NOP"
     assert loud.any(), "a patch sink with a rank-one update: a broadcast"

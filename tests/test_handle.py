@@ -33,7 +33,7 @@ def pixels(side: int = 32) -> torch.Tensor:
 
 def test_a_handle_gives_the_final_tokens_of_the_librarys_own_module(model: sinklab.Model, module: nn.Module) -> None:
     with torch.no_grad():
-        assert torch.equal(model(pixels()), module.forward_features(pixels()))
+        assert torch.equal(model(pixels()), module.forward_features(pixels()))  # type: ignore[operator]
 
 
 def test_sites_are_in_order_and_name_modules_that_exist(model: sinklab.Model) -> None:

@@ -183,6 +183,7 @@ def test_resume_where_there_is_nothing_starts_afresh(
     assert_same(resumed(words(checkpoint, pictures, tmp_path / "new")), undisturbed)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="forks a process in which torch is loaded")
 def test_a_run_killed_at_any_of_its_renames_goes_on_to_the_same_end(
     checkpoint: Path, pictures: Path, tmp_path: Path
 ) -> None:

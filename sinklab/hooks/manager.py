@@ -145,10 +145,19 @@ class HookManager:
 
     def _hook(self, stack: ExitStack, site: Site) -> None:
         def on_start(module: Any, args: Any) -> None:
+            if _recomputing():
+                if self.attend is not None:
+                    raise InputError(
+                        f"Site {site.name!r} runs a second time in backward (gradient checkpointing), where it cannot "
+                        "be edited: switch checkpointing off."
+                    )
+                return
             self._running.append(site)
             self._calls[site.name] = 0
 
         def on_end(module: Any, args: Any, result: Any) -> None:
+            if _recomputing():
+                return
             # always_call=True runs this after an exception too, with no result: then only the stack is put right
             if self._running and self._running[-1] is site:
                 self._running.pop()
@@ -209,6 +218,11 @@ def _overrides(reader: Reader, moment: str) -> bool:
     return getattr(type(reader), moment) is not getattr(Reader, moment)
 
 
+def _recomputing() -> bool:
+    """Whether backward is running a checkpointed block again: only the forward is read and counted."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def _batch_first(site: Site, x: Tensor) -> Tensor:
     return x.transpose(0, 1) if site.tokens_first else x
 
@@ -219,21 +233,24 @@ def _first_tensor(values: Any) -> Tensor:
 
 def _on_input(tell: Callable[[Site, Tensor], None], site: Site) -> Callable[..., None]:
     def hook(module: Any, args: Any, kwargs: Any) -> None:
-        tell(site, _batch_first(site, _first_tensor((*args, *kwargs.values()))))
+        if not _recomputing():
+            tell(site, _batch_first(site, _first_tensor((*args, *kwargs.values()))))
 
     return hook
 
 
 def _on_output(tell: Callable[[Site, Tensor], None], site: Site) -> Callable[..., None]:
     def hook(module: Any, args: Any, result: Any) -> None:
-        tell(site, _batch_first(site, result if isinstance(result, torch.Tensor) else result[0]))
+        if not _recomputing():
+            tell(site, _batch_first(site, result if isinstance(result, torch.Tensor) else result[0]))
 
     return hook
 
 
 def _on_projection(reader: Reader, site: Site) -> Callable[..., None]:
     def hook(module: Any, args: Any, result: Any) -> None:
-        reader.projected(site, args[0], result)
+        if not _recomputing():
+            reader.projected(site, args[0], result)
 
     return hook
 

@@ -128,8 +128,8 @@ def register(attention: type, describe: Locator) -> None:
         attention: the class. It must call `torch.nn.functional.scaled_dot_product_attention` once a forward.
         describe: module → `AttentionParts` (heads, projection, and what else is known).
 
-    The block round it is found by its two norms or, failing that, taken to be the parent module. Registering a
-    class again replaces what was said before.
+    The block round it is found by its two norms or, failing that, taken to be the parent module. A subclass is taken
+    for its parent unless it is registered too. Registering a class again replaces what was said before.
     """
     _registered[attention] = describe
 
@@ -228,9 +228,9 @@ LOCATORS: tuple[Locator, ...] = (_hugging_face_old, _in_proj, _timm, _hugging_fa
 
 
 def _describe(module: nn.Module) -> tuple[AttentionParts | None, bool]:
-    for kind, describe in _registered.items():
-        if isinstance(module, kind):
-            return describe(module), True
+    for kind in type(module).__mro__:  # the most specific class that was registered
+        if kind in _registered:
+            return _registered[kind](module), True
     for locator in LOCATORS:
         parts = locator(module)
         if parts is not None:

@@ -62,7 +62,7 @@ def examine(model: Model, pixels: Tensor, *, dtype: str = "float32") -> Examinat
             proofs = prove(model, own)
             measured = _measure(model, own)
         exact = model.with_module(deepcopy(model.module).to("cpu", torch.float64))
-        reference = _measure(exact, pixels.double())
+        reference = _measure(exact, pixels.to("cpu", torch.float64))
     finite = measured["finite"] & reference["finite"]
     drifts = [_drift(name, measured[name], reference[name], finite) for name in measured if name != "finite"]
     sure = finite & (reference["inflow_margin"] > MARGIN)
@@ -92,9 +92,8 @@ def _measure(model: Model, pixels: Tensor) -> dict[str, Tensor]:
 
 
 def _drift(name: str, measured: Tensor, reference: Tensor, finite: Tensor) -> Drift | None:
-    if (
-        not measured.is_floating_point() or name == "inflow_margin"
-    ):  # a difference of near numbers has no relative error
+    # a margin is a difference of near numbers: it has no relative error
+    if not measured.is_floating_point() or name == "inflow_margin":
         return None
     gap = (measured - reference).abs() / reference.abs().clamp_min(1e-12)
     gap = torch.where(finite & torch.isfinite(gap), gap, torch.zeros_like(gap))

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sinklab.errors import InputError, NotFoundError
 from sinklab.hooks.manager import Reader
 from sinklab.sinks.statistics import finish
-from sinklab.sinks.stream import HeadGeometry, Moments, measure, working_dtype
+from sinklab.sinks.stream import HeadGeometry, Moments, measure
+from sinklab.sinks.tiles import Workspace, working_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from sinklab.hooks.seam import AttentionCall
     from sinklab.hooks.site import Site
 
-PENDING_BYTES = 2 * 1024 * 1024  # of Gram matrices that wait to be finished together
+PENDING_BYTES = 4 * 1024 * 1024  # of moments that wait to be finished together
 
 
 class StatisticsReader(Reader):
@@ -40,65 +42,81 @@ class StatisticsReader(Reader):
         device: torch.device | str | None = None,
         fast: bool = False,
     ) -> None:
+        numbers = sorted({site.heads for site in sites})
+        if len(numbers) > 1:
+            raise InputError(
+                f"The layers have different numbers of heads ({', '.join(map(str, numbers))}), which one table cannot "
+                "hold: read layers of one number at a time."
+            )
         self.threshold = attention
         self.fast = fast
         self.geometry = {s.name: HeadGeometry.of(s.output_weight(), device, s.projection_dtype) for s in sites}
-        self._norms: dict[str, Tensor] = {}
+        self._space = Workspace()
         self._pending: list[tuple[int, Moments]] = []
-        self._finished: dict[int, dict[str, Tensor]] = {}
+        self._finished: list[tuple[list[int], dict[str, Tensor]]] = []  # (layers, name → [L B H])
         self._token_norms: dict[int, Tensor] = {}
         self._tokens: dict[int, int] = {}
 
     def resid_pre(self, site: Site, x: Tensor) -> None:
         """Token norms of the block's input, for the outliers of Lemma 3."""
-        self._token_norms[site.layer] = torch.linalg.vector_norm(x, dim=-1, dtype=working_dtype(x.dtype))  # [B N]
+        norms = torch.linalg.vector_norm(x.detach(), dim=-1, dtype=working_dtype(x.dtype))
+        self._token_norms[site.layer] = norms  # [B N]
 
     def attention(self, site: Site, call: AttentionCall) -> None:
         """Measure a call that the model's own kernel has computed."""
         if not self.fast:
-            moments, _ = measure(call, self.geometry[site.name], attention=self.threshold)
+            moments, _ = measure(call, self.geometry[site.name], space=self._space)
             self._keep(site, call, moments)
 
     def attend(self, site: Site, call: AttentionCall) -> Tensor:
         """z and the moments in one pass; give it to HookManager's `attend` when `fast`."""
-        moments, z = measure(call, self.geometry[site.name], attention=self.threshold, compute_z=True)
+        moments, z = measure(call, self.geometry[site.name], compute_z=True, space=self._space)
         self._keep(site, call, moments)
         return z
 
     def _keep(self, site: Site, call: AttentionCall, moments: Moments) -> None:
+        if site.layer in self._tokens:
+            raise InputError("A second forward began before take() had handed over the first one's statistics.")
         self._tokens[site.layer] = call.k.shape[2]
-        if self._pending and self._pending[-1][1].value_norms.shape != moments.value_norms.shape:
+        if self._pending and not moments.stacks_with(self._pending[-1][1]):
             self._finish()
         self._pending.append((site.layer, moments))
-        if sum(m.grams.numel() * 4 for _, m in self._pending) >= PENDING_BYTES:
+        if len(self._pending) * moments.nbytes >= PENDING_BYTES:
             self._finish()
 
     def _finish(self) -> None:
         if self._pending:
             layers, moments = zip(*self._pending, strict=True)
-            self._finished |= dict(zip(layers, finish(moments), strict=True))
+            self._finished.append((list(layers), finish(moments, attention=self.threshold)))
         self._pending = []
 
     def take(self) -> tuple[list[int], dict[str, Tensor], list[int]]:
         """(layers, name → [B L H] on the CPU, tokens per layer) of the forward that just ran."""
-        self._finish()
-        layers = sorted(self._finished)
-        tables = [self._finished[layer] for layer in layers]
-        stacked = {name: torch.stack([table[name] for table in tables], 1) for name in tables[0]}
-        stacked["token_norm_ratio"] = self._outliers(layers, stacked["sink_index"])
-        tokens = [self._tokens[layer] for layer in layers]
-        self._finished, self._token_norms, self._tokens = {}, {}, {}
-        return layers, {name: values.cpu() for name, values in stacked.items()}, tokens
+        with torch._C.DisableTorchFunction():  # where a seam is still active, every call here would pass through it
+            self._finish()
+            if not self._finished:
+                raise NotFoundError("No forward pass has been read since the last take(): run the model first.")
+            unsorted = [layer for those, _ in self._finished for layer in those]
+            order = sorted(range(len(unsorted)), key=unsorted.__getitem__)
+            layers = [unsorted[position] for position in order]
+            tables = [table for _, table in self._finished]
+            stacked = {name: torch.cat([table[name] for table in tables])[order].transpose(0, 1) for name in tables[0]}
+            stacked["token_norm_ratio"] = self._outliers(layers, stacked["sink_index"])
+            tokens = [self._tokens[layer] for layer in layers]
+            self._finished, self._token_norms, self._tokens = [], {}, {}
+            return layers, {name: values.contiguous().cpu() for name, values in stacked.items()}, tokens
 
     def _outliers(self, layers: list[int], sink: Tensor) -> Tensor:
         """‖x_s‖ over the median token norm of the layer's input, [B L H]; NaN where there is no sink."""
-        ratios = []
+        ratios = torch.full(sink.shape, torch.nan, dtype=torch.float64, device=sink.device)
+        alike: dict[torch.Size, list[int]] = {}
         for position, layer in enumerate(layers):
-            norms, own = self._token_norms.get(layer), sink[:, position]
-            if norms is None or norms.shape[-1] != self._tokens[layer]:
-                ratios.append(torch.full(own.shape, torch.nan, dtype=torch.float64, device=own.device))
-                continue
-            norms = norms.double()
-            ratio = norms / norms.median(-1, keepdim=True).values.clamp_min(1e-12)
-            ratios.append(ratio.gather(-1, own.clamp(min=0)).masked_fill(own < 0, torch.nan))
-        return torch.stack(ratios, 1)
+            norms = self._token_norms.get(layer)
+            if norms is not None and norms.shape[-1] == self._tokens[layer]:
+                alike.setdefault(norms.shape, []).append(position)
+        for positions in alike.values():
+            norms = torch.stack([self._token_norms[layers[position]] for position in positions], 1).double()  # [B L N]
+            relative = norms / norms.median(-1, keepdim=True).values.clamp_min(1e-12)
+            own = sink[:, positions]
+            ratios[:, positions] = relative.gather(-1, own.clamp(min=0)).masked_fill(own < 0, torch.nan)
+        return ratios

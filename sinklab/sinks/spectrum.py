@@ -12,8 +12,9 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHECKPOINTS = (3, 5, 7)  # squarings after which the bounds are compared
-CHUNK = 48  # matrices at a time: with D = 64 in fp32, what is squared stays in an L2 cache
+PRODUCTS = 8  # vector-matrix products before the bounds are compared; 18 of them cost as much as one squaring
+CHUNK_BYTES = 5 * 2**19  # of matrices at a time: they stay in cache while they are multiplied again and again
+SQUARINGS = 4  # of the matrices that were not settled by the products
 TOLERANCE = 4e-7
 
 
@@ -38,57 +39,74 @@ def head_factor(output_weight: Tensor) -> tuple[Tensor, Tensor]:
     return factor, unit.sqrt()
 
 
-def _square(power: Tensor, log_norm: Tensor, times: int) -> tuple[Tensor, Tensor, Tensor]:
-    """X ← X^(2^times), kept at ‖X‖_F = 1 with its logarithm aside; also log(‖X²‖/‖X‖²) of the last squaring."""
-    for left in range(times, 0, -1):
-        power = power @ power
-        if (
-            left <= 2
-        ):  # both norms of the last squaring; before that, ‖X²‖ ≥ ‖X‖²/D stays far from fp32's smallest number
-            norm = torch.linalg.matrix_norm(power)
-            power = power.div_(norm[:, None, None])
-            step = norm.double().log()
-            log_norm = 2 * log_norm + step
-        else:
-            log_norm = 2 * log_norm
-    return power, log_norm, step
+def _iterated(power: Tensor, x: Tensor) -> Tensor:
+    """x [n 1 D] after PRODUCTS products with power [n D D], at length one."""
+    for _ in range(PRODUCTS):
+        x = torch.bmm(x, power)
+    x = x / x.abs().amax(-1, keepdim=True)  # first, so that no square vanishes
+    return x.div_(torch.linalg.vector_norm(x, dim=-1, keepdim=True))
 
 
-def _certified(start: Tensor) -> Tensor:
-    """λ₁ of matrices of trace one, [n, D, D] → [n].
+def _certified(gram: Tensor, x: Tensor, log_norm: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
+    """(ρ, whether λ₁ is within TOLERANCE of it), [n] each, for matrices of trace one and unit vectors x [n 1 D].
 
-    Let r_i = (λ_i/λ₁)^(2^p) ≤ 1 for i > 1, and δ = −log(‖Y²‖/‖Y‖²) for Y = G^(2^(p−1)). Then
-    δ = log(1+Σr) − ½ log(1+Σr²) ≥ ½ log(1+Σr), so a small δ means a small Σr, and ‖Y²‖_F^(1/2^p) exceeds λ₁ by
-    the factor (1+Σr²)^(1/2^(p+1)) ≤ exp(δ²/2^p) as long as δ ≤ 0.1.
+    With ρ = xGxᵀ and r = xG − ρx, (λ₁ − ρ)(ρ − λ₂) ≤ ‖r‖² (Temple). λ₂ is bounded by the trace, λ₂ ≤ 1 − ρ, and by
+    log_norm = log ‖G^p‖ of some power p = exponent: ‖G^p‖² = Σ λ_i^2p ≥ ρ^2p + λ₂^2p.
     """
-    result = start.new_empty(len(start), dtype=torch.float64)
-    todo = torch.arange(len(start), device=start.device)
-    power, log_norm, done = start, torch.zeros(len(start), dtype=torch.float64, device=start.device), 0
-    for squarings in CHECKPOINTS:
-        power, log_norm, step = _square(power, log_norm, squarings - done)
-        done = squarings
-        result[todo] = (log_norm / 2**squarings).exp()
-        doubtful = ~((step.square() / 2**squarings <= TOLERANCE) & (step >= -0.1))
-        if not bool(doubtful.any()):
-            return result
-        if not bool(doubtful.all()):
-            todo, start, power, log_norm = todo[doubtful], start[doubtful], power[doubtful], log_norm[doubtful]
-    result[todo] = torch.linalg.eigvalsh(start.double())[:, -1]
-    return result
+    y = torch.bmm(x, gram)
+    value = (y.double() * x).sum(-1)  # [n 1]
+    residual = torch.linalg.vector_norm(y - value[..., None] * x, dim=(-2, -1))
+    value = value[:, 0]
+    others = torch.expm1(2 * (log_norm - exponent * value.log())).clamp_min(0)
+    second = torch.minimum(value * others ** (0.5 / exponent), 1 - value)
+    return value, residual.double().square() <= TOLERANCE * value * (value - second)
 
 
 def largest_eigenvalue(gram: Tensor) -> Tensor:
     """λ₁ of symmetric positive semidefinite matrices [n, D, D], in float64 [n]; relative error below 1e-6.
 
-    Repeated squaring closes in on λ₁ from above, with a bound on what is left. Where that is small enough, the answer
-    is certified; the few matrices whose largest eigenvalues nearly coincide go to a full eigendecomposition, which
-    would cost several times as much for all. Zero gives 0, and what is not finite gives NaN.
+    Power iteration, with a bound on what is left: where that is small enough, the answer is certified. The others are
+    squared a few times and iterated again, and the few whose largest eigenvalues nearly coincide go to a full
+    eigendecomposition, which would cost ten times as much for all. Zero gives 0, and what is not finite gives NaN.
     """
-    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1).double()  # λ₁ ≤ trace, and 0 only if G = 0
-    result = torch.where(torch.isfinite(trace), torch.zeros_like(trace), torch.nan)
-    good = ((trace > 0) & torch.isfinite(trace)).nonzero()[:, 0]
-    for some in good.split(CHUNK):
-        result[some] = _certified(gram[some] / trace[some].to(gram.dtype)[:, None, None]) * trace[some]
+    return (
+        torch.cat([_largest(some) for some in gram.split(max(1, CHUNK_BYTES // (4 * gram.shape[-1] ** 2)))])
+        if len(gram)
+        else gram.new_empty(0).double()
+    )
+
+
+def _largest(gram: Tensor) -> Tensor:
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float64)  # λ₁ ≤ trace, and 0 only if G = 0
+    sound = (trace > 0) & (trace < torch.inf)
+    if bool(sound.all()):
+        return _of_trace_one(gram / trace.to(gram.dtype)[:, None, None]).mul_(trace)
+    result = torch.where(trace == 0, trace, torch.nan)
+    if bool(sound.any()):
+        result[sound] = _largest(gram[sound])
+    return result
+
+
+def _of_trace_one(unit: Tensor) -> Tensor:
+    result, todo = unit.new_empty(len(unit), dtype=torch.float64), torch.arange(len(unit), device=unit.device)
+    largest = unit.diagonal(dim1=-2, dim2=-1).argmax(-1)
+    x, power = unit.gather(1, largest[:, None, None].expand(-1, 1, unit.shape[-1])), unit
+    log_scale = torch.zeros_like(result)  # log ‖power‖ + log_scale = log ‖G^exponent‖
+    exponent = 1
+    for squarings in (0, SQUARINGS):
+        for _ in range(squarings):
+            power = torch.bmm(power, power)
+            size = power.diagonal(dim1=-2, dim2=-1).sum(-1)
+            power.div_(size[:, None, None])
+            log_scale, exponent = 2 * log_scale + size.double().log(), 2 * exponent
+        x = _iterated(power, x)
+        log_norm = torch.linalg.matrix_norm(power).double().log() + log_scale
+        value, good = _certified(unit, x, log_norm, exponent)
+        result[todo] = value
+        if bool(good.all()):
+            return result
+        todo, unit, power, x, log_scale = (each[~good] for each in (todo, unit, power, x, log_scale))
+    result[todo] = torch.linalg.eigvalsh(unit.double())[:, -1]
     return result
 
 

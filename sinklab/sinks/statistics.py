@@ -1,18 +1,18 @@
 """From the moments of attention calls to the numbers of sinks.md section 2.
 
-Several layers are finished together: what remains are many small operations, and a batch of eigenvalues.
+Several layers are finished together, because what remains are many small operations.
 
 Letters: M calls, B batch, H heads, N keys, D head dim.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+import math
 from typing import TYPE_CHECKING
 
 import torch
 
-from sinklab.sinks.spectrum import largest_eigenvalue
+from sinklab.sinks.spectrum import CHUNK_BYTES, largest_eigenvalue
 from sinklab.sinks.stream import HeadGeometry, Moments, measure
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from sinklab.hooks.seam import AttentionCall
+
+
+STACKED = ("inflow", "sink", "paid", "entropy", "value_norms", "projected_norms", "update")
 
 
 def _stack(moments: Sequence[Moments], name: str) -> Tensor:
@@ -38,63 +41,76 @@ def _against_others(norms: Tensor, sink: Tensor, seen: Tensor | None) -> tuple[T
     return own, own / ((total - own) / (number - 1)).clamp_min(1e-12)
 
 
-def _ranks(moments: Sequence[Moments]) -> tuple[Tensor, Tensor]:
-    """Stable ranks of z and of U, [M B H] each; a zero matrix has none: NaN."""
-    grams = _stack(moments, "grams")  # [M B H 2 D D]
-    dim = grams.shape[-1]
-    largest = largest_eigenvalue(grams.reshape(-1, dim, dim)).reshape(grams.shape[:-2])
-    ranks = grams.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float64) / largest
-    return ranks[..., 0], ranks[..., 1]
+def _ranks(moments: Sequence[Moments]) -> Tensor:
+    """Stable ranks of z and of U, [M B 2 H]; a zero matrix has none: NaN."""
+    grams = _stack(moments, "grams")  # [M B 2 H D D]
+    trace = grams.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float64)
+    return trace / largest_eigenvalue(grams.flatten(0, -3)).view_as(trace)
 
 
-def finish(moments: Sequence[Moments]) -> list[dict[str, Tensor]]:
-    """One dict of [B H] tensors for each call: float64, int64 for counts and indices, bool for `finite`.
+def _routing(paid: Tensor, attention: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Over the queries that count and see s: their number, how many give s at least `attention`, the least given."""
+    counts = paid < torch.inf
+    routed = ((paid >= (math.log2(attention) if attention > 0 else -math.inf)) & counts).sum(-1)
+    # two roundings of one large logit may leave a little above 1
+    return counts.sum(-1), routed, paid.amin(-1).clamp(max=0.0).double().exp2()
 
-    The calls must agree in shape. A head with a NaN or Inf anywhere in q, k, v, its weights or its statistics has
-    finite False, sink_index −1, counts 0 and NaN for every number; nothing is replaced by a number. A head whose
-    update is exactly zero is finite and has no stable rank (NaN).
+
+def finish(moments: Sequence[Moments], *, attention: float = 0.5) -> dict[str, Tensor]:
+    """Name → [M B H] for M calls of one shape: float64, int64 for counts and indices, bool for `finite`.
+
+    `attention` is the threshold that makes a query "routed". A head with a NaN or Inf anywhere in q, k, v, its weights
+    or its statistics has finite False, sink_index −1, counts 0 and NaN for every number; nothing is replaced by a
+    number. A head whose update is exactly zero is finite and has no stable rank (NaN).
     """
     with torch.no_grad():
-        value = {f.name: _stack(moments, f.name) for f in fields(Moments) if f.name not in ("grams", "seen", "scale")}
+        value = {name: _stack(moments, name) for name in STACKED}
         seen = None if moments[0].seen is None else _stack(moments, "seen")
-        sink, counted = value["sink"], value["counted"]
+        sink = value["sink"]
+        counted = value["paid"].shape[-1] if moments[0].counted is None else _stack(moments, "counted")
         scale = _stack(moments, "scale")[:, None]  # [M 1 H]
+        inflow = value["inflow"].gather(-1, sink[..., None])[..., 0]
+        runner_up = value["inflow"].scatter(-1, sink[..., None], -torch.inf).amax(-1)
+        queries, routed, least = _routing(value["paid"], attention)
         norm, ratio_head = _against_others(value["value_norms"], sink, seen)
         _, ratio_out = _against_others(value["projected_norms"], sink, seen)
-        rank_head, rank = _ranks(moments)
-        found = {
-            "queries": value["queries"],
-            "sink_index": sink,
-            "inflow": value["inflow"].double(),
-            "inflow_margin": (value["inflow"] - value["runner_up"]).double(),
-            "routed_count": value["routed"],
-            "routed_fraction": value["routed"] / value["queries"].double(),
-            "min_attention": value["least"].double(),
-            "entropy": value["entropy"] / counted,
+        few = max(1, CHUNK_BYTES // moments[0].grams.nbytes)  # calls at a time, so that their matrices stay in cache
+        ranks = torch.cat([_ranks(moments[first : first + few]) for first in range(0, len(moments), few)])
+        numbers = {
+            "inflow": inflow.double(),
+            "inflow_margin": (inflow - runner_up).double(),
+            "routed_fraction": routed / queries.double(),
+            "min_attention": least,
+            "entropy": value["entropy"] * (math.log(2) / counted),
             "value_norm_head": norm,
             "value_ratio_head": ratio_head,
             "value_ratio_out": ratio_out,
             "update_norm": value["update"] * scale / counted,
-            "stable_rank": rank,
-            "rank1_energy": 1 / rank,
-            "stable_rank_head": rank_head,
+        }
+        by_rank = {
+            "stable_rank": ranks[:, :, 1],
+            "rank1_energy": 1 / ranks[:, :, 1],
+            "stable_rank_head": ranks[:, :, 0],
         }
         # ‖v_j‖ is finite exactly when v_j is; hidden tokens count too
-        finite = torch.isfinite(value["check"] + value["value_norms"].sum(-1) + value["projected_norms"].sum(-1))
-        finite &= value["queries"] > 0
-        for name, values in found.items():
-            if values.is_floating_point() and "rank" not in name:
-                finite &= torch.isfinite(values)
-        for name, values in found.items():
-            empty = torch.nan if values.is_floating_point() else -1 if name == "sink_index" else 0
-            found[name] = values.masked_fill(~finite, empty)
-        found["finite"] = finite
-        return [{name: values[i] for name, values in found.items()} for i in range(len(moments))]
+        sums = [*numbers.values(), value["value_norms"].sum(-1) + value["projected_norms"].sum(-1)]
+        if moments[0].check is not None:
+            sums.append(_stack(moments, "check"))
+        finite = torch.isfinite(torch.stack(sums).sum(0)) & (queries > 0)  # [M B H]
+        floats = torch.stack([*numbers.values(), *by_rank.values()]).masked_fill_(~finite, torch.nan)
+        counts = torch.stack([queries, routed, sink]).masked_fill_(~finite, 0)
+        return {
+            "queries": counts[0],
+            "sink_index": counts[2].masked_fill_(~finite, -1),
+            "routed_count": counts[1],
+            **dict(zip((*numbers, *by_rank), floats, strict=True)),
+            "finite": finite,
+        }
 
 
 def attention_statistics(
     call: AttentionCall, geometry: HeadGeometry, *, attention: float = 0.5, compute_z: bool = False
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Every statistic of one attention call, and z: `measure`, then `finish`."""
-    moments, z = measure(call, geometry, attention=attention, compute_z=compute_z)
-    return finish([moments])[0], z
+    """Every statistic of one attention call, name → [B H], and z: `measure`, then `finish`."""
+    moments, z = measure(call, geometry, compute_z=compute_z)
+    return {name: values[0] for name, values in finish([moments], attention=attention).items()}, z

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor
 
 from sinklab.hooks.seam import AttentionCall
-from sinklab.sinks import stream
+from sinklab.sinks import tiles
 from sinklab.sinks.statistics import attention_statistics
-from sinklab.sinks.stream import HeadGeometry
+from sinklab.sinks.stream import HeadGeometry, measure
+from sinklab.sinks.tiles import Workspace
 
 FLOATS = [name for name in reference.FLOATS if name != "inflow_margin"]
 
@@ -162,6 +164,50 @@ def test_nearly_one_hot_rows_keep_their_small_entropy() -> None:
     agree(found, truth)
 
 
+@pytest.mark.parametrize("case", ["all large", "all very negative", "sharp", "one-hot to 1e-6", "one head only"])
+def test_logits_of_any_size_are_measured(case: str) -> None:
+    """Powers of the logits as they are would overflow or vanish here."""
+    q, k, v = qkv(tokens=60, sharp=1.0)
+    if case in ("all large", "all very negative"):
+        q[..., 0], k[..., 0] = (25.0 if case == "all large" else -25.0), 25.0
+    elif case == "sharp":
+        q *= 60
+    elif case == "one-hot to 1e-6":
+        q[..., 0], k[:, :, 7] = 4.0, draw(8, seed=3) * 0.1
+        k[:, :, 7, 0] = 14.0
+    else:
+        q[0, 1] *= 300
+    found, truth = both(q, k, v)
+    assert case != "one-hot to 1e-6" or truth["entropy"].max() < 1e-4
+    agree(found, truth)
+
+
+@pytest.mark.parametrize("sharp", [1.0, 300.0])
+@pytest.mark.parametrize("kind", ["plain", "causal", "added", "rows without keys"])
+def test_z_of_the_same_pass_is_the_kernels(kind: str, sharp: float) -> None:
+    q, k, v = qkv(sharp=sharp)
+    given: dict[str, Any] = {"mask": None, "is_causal": False} | (hiding(kind) if kind != "plain" else {})
+    z = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=given["mask"], is_causal=given["is_causal"])
+    call = AttentionCall(q=q, k=k, v=v, scale=1 / math.sqrt(8), grouped=False, **given)
+    geometry = HeadGeometry.of(weight().unflatten(1, (3, 8)).transpose(0, 1))
+    _, found = attention_statistics(call, geometry, compute_z=True)
+    torch.testing.assert_close(found, z, rtol=1e-4, atol=1e-4 if sharp > 1 else 1e-6)
+
+
+def test_memory_serves_calls_of_all_kinds_one_after_the_other() -> None:
+    """Written to in inference mode and outside, for other shapes and dtypes, with a mask and without."""
+    space, geometry = Workspace(), HeadGeometry.of(weight().unflatten(1, (3, 8)).transpose(0, 1))
+    for turn, batch in enumerate([2, 2, 1, 2, 2]):
+        q, k, v = (x.bfloat16() if turn == 3 else x for x in qkv(batch=batch))
+        call = AttentionCall(q=q, k=k, v=v, mask=None, is_causal=turn == 1, scale=0.3, grouped=False)
+        with torch.inference_mode(turn % 2 == 0):
+            read = call.with_z(v) if turn == 4 else call
+            shared, z = measure(read, geometry, compute_z=turn != 4, space=space)
+        alone, _ = measure(call.with_z(z), geometry)
+        torch.testing.assert_close(shared.inflow, alone.inflow)
+        torch.testing.assert_close(shared.paid, alone.paid)
+
+
 def test_ties_go_to_the_lowest_index() -> None:
     q, k, v = qkv()
     k[:] = k[:, :, :1]
@@ -173,8 +219,8 @@ def test_ties_go_to_the_lowest_index() -> None:
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_the_tiling_changes_nothing(size: tuple[int, int], is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _ = both(*qkv(), is_causal=is_causal)
-    monkeypatch.setattr(stream, "TILE_BYTES", size[0])
-    monkeypatch.setattr(stream, "TILE_ROWS", size[1])
+    monkeypatch.setattr(tiles, "TILE_BYTES", size[0])
+    monkeypatch.setattr(tiles, "TILE_ROWS", size[1])
     found, truth = both(*qkv(), is_causal=is_causal)
     agree(found, truth)
     np.testing.assert_array_equal(found["routed_count"], expected["routed_count"])
@@ -182,13 +228,11 @@ def test_the_tiling_changes_nothing(size: tuple[int, int], is_causal: bool, monk
 
 @pytest.mark.parametrize("tokens", [2, 17, 257, 1370])
 def test_no_tile_ever_holds_all_rows_of_a_head(tokens: int) -> None:
-    q = torch.zeros(1, 4, tokens, 8)
-    call = AttentionCall(q=q, k=q, v=q, mask=None, is_causal=False, scale=1.0, grouped=False)
-    tiles = stream._tiles(call)
-    assert max(rows.stop - rows.start for _, rows in tiles) < tokens
     covered = torch.zeros(4, tokens)
-    for heads, rows in tiles:
-        covered[heads, rows] += 1
+    for heads, cuts in tiles.plan(4, tokens, tokens, tiles.TILE_BYTES, tiles.TILE_ROWS):
+        for rows in cuts:
+            assert rows.stop - rows.start < tokens
+            covered[heads, rows] += 1
     assert (covered == 1).all()
 
 

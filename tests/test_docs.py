@@ -1,0 +1,185 @@
+"""The documentation says what is so: its Python runs, its options exist, its columns are all, its links lead somewhere.
+
+In the tutorial and the how-to, blocks marked `python` run from top to bottom in one namespace, in a folder with three
+pictures in photos/; the tutorial's `sinklab` commands (blocks marked `sh`) run between them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from command_line import write_pictures
+from typer.testing import CliRunner
+
+import sinklab
+from sinklab.cli import app
+from sinklab.hooks import site
+from sinklab.sinks.table import head_schema
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+OPTIONS = {name: {word for option in command.params for word in option.opts} for name, command in COMMANDS.items()}
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def blocks(text: str, *languages: str) -> list[tuple[str, str]]:
+    """(language, content) of the fenced blocks in those languages, in order; "" is a fence that names none."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [(language, content) for language, content in found if language in languages]
+
+
+def commands(text: str) -> list[list[str]]:
+    """What follows the word sinklab, for each line of a block that calls it."""
+    lines = [line.strip() for _, content in blocks(text, "", "sh") for line in content.splitlines()]
+    called = [line for line in lines if line.startswith("sinklab ") or " -m sinklab " in line]
+    return [words[words.index("sinklab") + 1 :] for words in (shlex.split(line, comments=True) for line in called)]
+
+
+def anchors(text: str) -> set[str]:
+    """The names by which GitHub's headings are linked to: lower case, spaces as hyphens, no punctuation."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with pictures; classes that a page registers are forgotten afterwards."""
+    write_pictures(tmp_path / "photos", 3)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(site, "_registered", dict(site._registered))
+    return tmp_path
+
+
+def run_python(content: str, name: str, space: dict[str, Any]) -> None:
+    exec(compile(content, name, "exec", dont_inherit=True), space)
+
+
+def run_command(words: list[str]) -> None:
+    ended = CliRunner().invoke(app, words)
+    assert ended.exit_code == 0, f"sinklab {' '.join(words)}: {ended.output}{ended.exception!r}"
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *PAGES], ids=lambda path: path.name)
+def test_every_python_block_compiles(path: Path) -> None:
+    for _, content in blocks(path.read_text(encoding="utf-8"), "python"):
+        compile(textwrap.dedent(content), path.name, "exec", dont_inherit=True)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_tutorial_can_be_followed_step_by_step(workplace: Path) -> None:
+    pytest.importorskip("skimage")
+    space: dict[str, Any] = {}
+    for language, content in blocks(page("tutorial.md"), "python", "sh"):
+        if language == "python":
+            run_python(content, "tutorial.md", space)
+        else:
+            for line in content.splitlines():
+                run_command(shlex.split(line)[1:])
+    assert {path.name for path in (workplace / "runs").iterdir()} == {"demo", "mine", "mine-mass"}
+    assert all((run / "report.html").is_file() for run in (workplace / "runs").iterdir())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_how_tos_python_runs_from_top_to_bottom(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformer_lens")
+    space: dict[str, Any] = {}
+    for _, content in blocks(page("how-to.md"), "python"):
+        run_python(content, "how-to.md", space)
+    assert [proof.update is not None for proof in sinklab.prove(space["mine"], space["pixels"][:1])] == [True, True]
+    assert set(space["reader"].norms) == {0, 1}
+    assert space["values"].shape[:2] == (2, 17) and space["pattern"].shape[2:] == (17, 17)
+    assert "blocks.1.attention" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_command_is_one_of_sinklabs_with_its_own_options(path: Path) -> None:
+    for words in commands(path.read_text(encoding="utf-8")):
+        assert words[0] in OPTIONS, words
+        named = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        assert named <= OPTIONS[words[0]], words
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_option_named_in_the_text_exists(path: Path) -> None:
+    prose = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", prose))
+    assert named <= set().union(*OPTIONS.values())
+
+
+def option_table() -> dict[str, tuple[str, str]]:
+    """(commands, default) of each option in the reference, by its long name."""
+    part = page("reference.md").partition("| option |")[2]
+    rows = re.findall(r"^\| (`-[^|]*`) \| (\w+) \| ([^|]*)\|", part, flags=re.MULTILINE)
+    return {names.split("`")[-2]: (where, default.strip(" `")) for names, where, default in rows}
+
+
+def test_the_reference_lists_every_option_of_the_right_commands() -> None:
+    listed = option_table()
+    for name in ("diagnose", "doctor"):
+        options = {word for word in OPTIONS[name] if word.startswith("--")}
+        assert options == {option for option, (where, _) in listed.items() if where in (name, "both")}
+
+
+def test_the_defaults_in_the_reference_are_the_programs() -> None:
+    defaults = {max(option.opts, key=len): option.default for option in COMMANDS["diagnose"].params}
+    for option, (_, shown) in option_table().items():
+        default = defaults[option]
+        if isinstance(default, bool):
+            assert shown == "", option
+        elif default is not None:
+            assert shown == str(default), option
+
+
+def test_the_thresholds_in_the_reference_are_the_programs() -> None:
+    rule, listed = sinklab.SinkRule(), option_table()
+    shown = [float(listed[option][1]) for option in ("--attention", "--fraction", "--epsilon", "--mass")]
+    assert shown == [rule.attention, rule.fraction, rule.epsilon, rule.threshold]
+
+
+def test_the_reference_describes_every_column_of_the_head_table_in_order() -> None:
+    part = page("reference.md").partition("## The head table")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", part, flags=re.MULTILINE) == head_schema().names
+
+
+def test_the_types_in_the_reference_are_those_of_the_schema() -> None:
+    part = page("reference.md").partition("## The head table")[2].partition("\n## ")[0]
+    shown = dict(re.findall(r"^\| `(\w+)` \| (\w+)", part, flags=re.MULTILINE))
+    words = {"string": "text", "float": "float32"}
+    assert shown == {entry.name: words.get(str(entry.type), str(entry.type)) for entry in head_schema()}
+
+
+def test_the_reference_names_everything_public() -> None:
+    part = page("reference.md").partition("## Python")[2]
+    assert set(sinklab.__all__) <= set(re.findall(r"`(\w+)`", part))
+
+
+def test_the_reference_names_every_key_and_file_of_a_run(workplace: Path) -> None:
+    model = sinklab.load("timm:vit_tiny_patch16_224", random_weights=True, image_size=32)
+    run = sinklab.diagnose(model, "photos/", output="run", size=32, rule=sinklab.SinkRule.mass(0.01))
+    named = set(re.findall(r"`([^`]+)`", page("reference.md")))
+    assert set(run.config) <= named and set(run.summary) <= named
+    assert {*run.config["model"], *run.config["images"], *run.config["options"], *run.config["timings"]} <= named
+    assert {f"tables/{path.name}" for path in (run.path / "tables").iterdir()} <= named
+    assert {path.name for path in run.path.iterdir() if path.is_file() and not path.name.startswith(".")} <= named
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_relative_link_leads_to_a_file_and_a_heading(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        file, _, heading = target.partition("#")
+        linked = (path.parent / file).resolve() if file else path
+        assert linked.exists(), target
+        assert not heading or heading in anchors(linked.read_text(encoding="utf-8")), target

@@ -1,0 +1,132 @@
+"""What is said where: results and complaints apart, tables that fit, errors as sentences."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from sinklab import terminal
+from sinklab.errors import InputError, NotFoundError
+from sinklab.models.load import describe_names
+
+NAMES = [[row["name"], row["loads"], row["example"]] for row in describe_names()]
+NUMBERS = [[f"blocks.{i}.attn", "1", "6", "64", "2e-07", "", "float32"] for i in range(3)]
+ALLOCATOR = "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+
+
+class Screen(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, width: int, columns: list[str], rows: list[list[str]]) -> str:
+    screen = Screen()
+    for name, value in (("COLUMNS", str(width)), ("LINES", "50"), ("TERM", "xterm"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", screen)
+    terminal.table("Title", columns, rows)
+    return screen.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize(
+    ("columns", "rows"),
+    [(["name", "loads", "example"], NAMES), (["site", "fired", "heads", "dim", "|Δ|", "note", "dtype"], NUMBERS)],
+    ids=["names", "numbers"],
+)
+def test_a_table_fits_the_terminal_and_loses_no_word(
+    width: int, columns: list[str], rows: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = re.sub(r"\x1b\[[0-9;]*m", "", drawn(monkeypatch, width, columns, rows))
+    assert all(len(line.rstrip()) <= width for line in text.splitlines())
+    shown, meant = Counter(text), Counter("".join(cell for row in rows for cell in row))
+    assert all(shown[letter] >= number for letter, number in meant.items() if letter != " ")
+
+
+def test_brackets_in_a_table_are_not_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "openclip:ARCH[/TAG or FILE]" in drawn(monkeypatch, 200, ["name", "loads", "example"], NAMES)
+
+
+def test_in_a_pipe_a_table_is_tab_separated(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.table("Title", ["name", "loads", "example"], NAMES)
+    said = capsys.readouterr()
+    assert [line.split("\t") for line in said.out.splitlines()] == [["name", "loads", "example"], *NAMES]
+    assert said.err == ""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InputError("a sentence."),
+        NotFoundError("a sentence."),
+        FileNotFoundError("a sentence."),
+        PermissionError("a sentence."),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_a_user_can_mend_ends_in_one_line_and_code_two(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, terminal.errors_as_sentences():
+        raise error
+    assert ended.value.code == 2
+    assert capsys.readouterr() == ("", "sinklab: a sentence.\n")
+
+
+def test_running_out_of_memory_names_the_options_that_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), RuntimeError(ALLOCATOR)):
+        with pytest.raises(SystemExit) as ended, terminal.errors_as_sentences():
+            raise error
+        assert ended.value.code == 2 and "--batch-size" in capsys.readouterr().err
+
+
+def test_a_fault_of_the_program_keeps_its_traceback() -> None:
+    with pytest.raises(AssertionError), terminal.errors_as_sentences():
+        raise AssertionError("ours")
+
+
+@pytest.mark.parametrize(("hint", "said"), [("Use --resume.", "stopped. Use --resume."), ("", "stopped.")])
+def test_ctrl_c_says_how_to_go_on_if_there_is_a_way(hint: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, terminal.errors_as_sentences(lambda: hint):
+        raise KeyboardInterrupt
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.strip() == f"sinklab: {said}"
+
+
+def test_only_the_first_rank_speaks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RANK", "1")
+    terminal.say("not heard")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_in_a_pipe_progress_is_a_line_at_the_start_and_one_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal.progress() as told:
+        for done in range(0, 101, 4):
+            told(done, 100)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == "images 0/100"
+    assert last.startswith("images 100/100") and "images/s" in last
+
+
+def test_a_long_scan_says_how_much_time_is_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 0.0, 20.0, 20.0, 20.0])
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with terminal.progress() as told:
+        told(0, 40)
+        told(10, 40)  # after 20 seconds: half an image a second, 30 to go
+    assert capsys.readouterr().err.splitlines()[1].split() == ["images", "10/40", "0.5", "images/s", "60", "s", "left"]
+
+
+def test_nothing_to_do_is_not_told_as_done_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal.progress() as told:
+        told(5, 5)
+    assert capsys.readouterr().err == ""
