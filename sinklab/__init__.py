@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from sinklab.hooks.cache import run_with_cache
     from sinklab.hooks.manager import HookManager, Reader
     from sinklab.hooks.proof import prove
+    from sinklab.interventions.edit import Edit
     from sinklab.models.tokens import TokenMap
+    from sinklab.patching import patch
     from sinklab.sinks.classify import SinkDefinition
     from sinklab.sinks.rule import SinkRule
 
 # Public names and where they live: torch and the model libraries load when a name is first used, not before.
 _HOMES = {
     "Diagnosis": "sinklab.diagnosis",
+    "Edit": "sinklab.interventions.edit",
     "HookManager": "sinklab.hooks.manager",
     "InputError": "sinklab.errors",
     "Model": "sinklab.handle",
@@ -34,12 +37,14 @@ _HOMES = {
     "find_images": "sinklab.data.images",
     "load": "sinklab.handle",
     "open_run": "sinklab.diagnosis",
+    "patch": "sinklab.patching",
     "prove": "sinklab.hooks.proof",
     "run_with_cache": "sinklab.hooks.cache",
     "sites": "sinklab.hooks.site",
 }
 __all__ = [
     "Diagnosis",
+    "Edit",
     "HookManager",
     "InputError",
     "Model",
@@ -53,6 +58,7 @@ __all__ = [
     "find_images",
     "load",
     "open_run",
+    "patch",
     "prove",
     "run_with_cache",
     "sites",

@@ -17,6 +17,8 @@ from sinklab.errors import InputError, NotFoundError
 from sinklab.run import Run, WriteError, library_versions, utc_now
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from sinklab.data.images import ImageList, ImageTransform
     from sinklab.handle import Model
     from sinklab.sinks.classify import SinkDefinition
@@ -28,6 +30,17 @@ if TYPE_CHECKING:
 
 class Diagnosis(Run):
     """A diagnosed run: its tables, and its report."""
+
+    @property
+    def effects(self) -> pd.DataFrame:
+        """One row per image, layer, head and edit, if the run was patched; NotFoundError if it was not."""
+        from sinklab.interventions.experiment import EFFECT_KEYS
+        from sinklab.parts import read_parts, read_rows
+
+        about = self.config.get("patch") or {}
+        if about.get("status") != "complete":
+            raise NotFoundError(f"The run {self.path} was not patched, or not to the end: sinklab patch {self.path}.")
+        return read_rows(read_parts(self.path / "effects", about["fingerprint"]), by=EFFECT_KEYS)
 
     def report(self) -> Path:
         """Write (or write again) `report.html` with its figures and tables, from the saved tables alone."""
@@ -246,7 +259,7 @@ def _about(
             ("sinklab", "torch", "torchvision", "timm", "open_clip_torch", "transformers", "numpy", "pandas", "pyarrow")
         )
         | {"python": sys.version.split()[0]},
-        "device": _device_name(model.device),
+        "device": device_name(model.device),
         "dtype": options.dtype,
         "tf32": bool(torch.backends.cuda.matmul.allow_tf32) if model.device.type == "cuda" else False,
         "matmul_precision": torch.get_float32_matmul_precision(),
@@ -295,7 +308,8 @@ def pick_device(name: str, local_rank: int = 0) -> str:
     return name
 
 
-def _device_name(device: Any) -> str:
+def device_name(device: Any) -> str:
+    """A device in words, for run.json."""
     import platform
 
     import torch

@@ -157,24 +157,24 @@ def read_parts(folder: Path, fingerprint: str) -> list[Part]:
     return parts
 
 
-def read_rows(parts: Sequence[Part], columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """The rows of all parts, sorted by `KEYS` as far as they are among the columns; text as pandas strings."""
+def read_rows(parts: Sequence[Part], columns: Sequence[str] | None = None, *, by: Sequence[str] = KEYS) -> pd.DataFrame:
+    """The rows of all parts, sorted by the keys as far as they are among the columns; text as pandas strings."""
     import pandas as pd
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    wanted = None if columns is None else list(dict.fromkeys([*KEYS, *columns]))
+    wanted = None if columns is None else list(dict.fromkeys([*by, *columns]))
     tables = [pq.read_table(part.path, columns=wanted).replace_schema_metadata(None) for part in parts]
     tables = [table for table in tables if table.num_columns]
     if not tables:
         return pd.DataFrame()
     frame: pd.DataFrame = pa.concat_tables(tables, promote_options="default").to_pandas()
-    keys = [key for key in KEYS if key in frame.columns]
+    keys = [key for key in by if key in frame.columns]
     if keys:
         frame = frame.sort_values(keys, kind="stable", ignore_index=True)
-        if len(keys) == len(KEYS) and (again := frame.duplicated(keys)).any():
+        if len(keys) == len(by) and (again := frame.duplicated(keys)).any():
             row = frame[again].iloc[0]
-            raise InputError(f"The head table has two rows for {', '.join(f'{key} {row[key]}' for key in KEYS)}.")
+            raise InputError(f"The table has two rows for {', '.join(f'{key} {row[key]}' for key in by)}.")
     return frame if columns is None else frame[list(columns)]
 
 

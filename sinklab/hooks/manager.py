@@ -9,13 +9,14 @@ never runs at all is an error that names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sinklab.errors import InputError, NotFoundError
+from sinklab.hooks.change import Change, Changes
 from sinklab.hooks.seam import SDPA, AttentionCall, Seam, read_call, standing_in
 from sinklab.hooks.site import Site, find_sites
 from sinklab.hooks.wrappers import run_eagerly, unwrap
@@ -100,6 +101,7 @@ class HookManager:
         self._calls: dict[str, int] = {}
         self._stack: ExitStack | None = None
         self._expected = True
+        self._edits: list[tuple[Change, list[int]]] = []
 
     def __enter__(self) -> HookManager:
         if self._stack is not None:
@@ -139,6 +141,27 @@ class HookManager:
                 )
         return result
 
+    @contextmanager
+    def edit(self, edits: Sequence[Change]) -> Iterator[None]:
+        """Within, the attention calls run as the edits ask (`sinklab.Edit`); those of one head act in their order.
+
+        The model's own kernel computes the edited heads from the changed values and mask; other heads keep the very
+        tensors they had. A reader sees the call's own q, k, v and mask, and the edited z. Raises NotFoundError for a
+        layer or head that does not exist, and on leaving for an edit that never fired.
+        """
+        for edit in edits:
+            edit.check(self.sites)
+        counted: list[tuple[Change, list[int]]] = [(edit, [0]) for edit in edits]
+        before = self._edits
+        self._edits = [*before, *counted]
+        try:
+            yield
+        finally:
+            self._edits = before
+        silent = [edit for edit, fired in counted if not fired[0]]
+        if silent:
+            raise NotFoundError(f"{len(silent)} of {len(edits)} edits never fired; the first is {silent[0]}.")
+
     def expect_nothing(self) -> None:
         """Leave the block without complaint although no forward ran in it; for callers who know that none could."""
         self._expected = False
@@ -146,7 +169,7 @@ class HookManager:
     def _hook(self, stack: ExitStack, site: Site) -> None:
         def on_start(module: Any, args: Any) -> None:
             if _recomputing():
-                if self.attend is not None:
+                if self.attend is not None or self._edits:
                     raise InputError(
                         f"Site {site.name!r} runs a second time in backward (gradient checkpointing), where it cannot "
                         "be edited: switch checkpointing off."
@@ -197,9 +220,18 @@ class HookManager:
             )
         # the model's own arguments, so that the kernel chosen is the model's own
         z = SDPA(*args, **kwargs) if self.attend is None else self.attend(site, call)
+        if self._edits:
+            z = self._edited(site, call, z)
         if self.reader is not None:
             self.reader.attention(site, call.with_z(z))
         return z
+
+    def _edited(self, site: Site, call: AttentionCall, z: Tensor) -> Tensor:
+        changes, tokens = Changes(call), getattr(self.model, "tokens", None)
+        for edit, fired in self._edits:
+            if site.layer in edit.layers:
+                fired[0] += edit.request(site, changes, tokens)
+        return changes.applied(z)
 
     def _check_fired(self) -> None:
         silent = [site.name for site in self.sites if not self.fired[site.name]]

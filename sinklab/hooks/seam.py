@@ -80,6 +80,18 @@ class AttentionCall:
             logits = logits + bias.to(dtype)
         return torch.nan_to_num(logits.softmax(-1), nan=0.0) if bias is not None else logits.softmax(-1)
 
+    def pairs(self, rows: Tensor, heads: Tensor) -> AttentionCall:
+        """Some (image, head) pairs, [R] each, as a call of R images with one head: q [R 1 Q D], k, v [R 1 N D]."""
+        kv = heads // (self.q.shape[1] // self.k.shape[1])
+        mask = self.mask
+        if mask is not None:
+            mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+            if mask.shape[:2] != (1, 1):
+                first, none = mask.shape[:2], torch.zeros_like(rows)
+                mask = mask[rows if first[0] > 1 else none, heads if first[1] > 1 else none][:, None]
+        q, k, v = self.q[rows, heads], self.k[rows, kv], self.v[rows, kv]
+        return replace(self, q=q[:, None], k=k[:, None], v=v[:, None], mask=mask, grouped=False, z=None)
+
     def run(self) -> Tensor:
         """z by the model's own kernel."""
         return SDPA(
@@ -91,6 +103,11 @@ class AttentionCall:
             scale=self.scale,
             **({"enable_gqa": True} if self.grouped else {}),
         )
+
+    def to(self, device: torch.device | str) -> AttentionCall:
+        """The same call on another device."""
+        mask, z = (None if x is None else x.to(device) for x in (self.mask, self.z))
+        return replace(self, q=self.q.to(device), k=self.k.to(device), v=self.v.to(device), mask=mask, z=z)
 
     def with_z(self, z: Tensor) -> AttentionCall:
         """The same call after it ran."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Forward = Callable[["nn.Module", "Tensor"], "Tensor"]
+Classify = Callable[["nn.Module", "Tensor"], "Tensor"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class _Family:
     tokens: TokenMap | None = None
     preprocessing: Preprocessing | None = None
     forward: Forward
+    classify: Classify | None = None
     fixed_size: tuple[int, int] | None = None
     position_table: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
@@ -76,6 +78,7 @@ def attached(module: nn.Module, *, tokens: TokenMap | None, preprocessing: Prepr
             notes=notes,
         ),
         forward=family.forward,
+        classify=family.classify,
         fixed_size=family.fixed_size,
         extra={"position_table": family.position_table, "weights": None},
     )
@@ -107,6 +110,7 @@ def _timm(module: nn.Module) -> _Family:
         tokens=from_timm.token_map(network),
         preprocessing=preprocessing,
         forward=from_timm.forward_timm,
+        classify=from_timm.classifier(network),
         fixed_size=from_timm.fixed_size(network),
         position_table=from_timm.position_table(network),
         notes=notes,

@@ -198,8 +198,9 @@ def _report(
 
 
 def forward_huggingface(module: nn.Module, pixels: Tensor) -> Tensor:
-    """pixels [B 3 H W] → `last_hidden_state` [B N C] (after the final norm, except CLIP's, which norms CLS alone).
+    """pixels [B 3 H W] → tokens [B N C] after the final norm.
 
+    That is `last_hidden_state`, except for CLIP, which norms its CLS token alone: here all its tokens are.
     Sizes other than the position table's are asked for with `interpolate_pos_encoding` where the model takes it.
     """
     network: Any = inner(module)
@@ -210,4 +211,5 @@ def forward_huggingface(module: nn.Module, pixels: Tensor) -> Tensor:
     if tuple(pixels.shape[-2:]) != pair(network.config.image_size) and "interpolate_pos_encoding" in parameters:
         options["interpolate_pos_encoding"] = True
     weight = next(embed.parameters())
-    return module(pixel_values=pixels.to(weight.dtype), **options).last_hidden_state
+    tokens = module(pixel_values=pixels.to(weight.dtype), **options).last_hidden_state
+    return network.post_layernorm(tokens) if network.config.model_type == "clip_vision_model" else tokens

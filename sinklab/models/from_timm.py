@@ -7,6 +7,7 @@ allows it. Letters: B batch, N tokens, C width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,6 +184,7 @@ def _loaded(
             request=request.saved(),
         ),
         forward=forward_timm,
+        classify=classifier(module),
         fixed_size=fixed_size(module),
         extra={"position_table": position_table(module), "weights": counts},
     )
@@ -261,3 +263,17 @@ def forward_timm(module: nn.Module, pixels: Tensor) -> Tensor:
         height, width = patch_size(network)
         pixels = pixels[..., : pixels.shape[-2] // height * height, : pixels.shape[-1] // width * width]
     return network.forward_features(pixels.to(weight.dtype))
+
+
+def classifier(module: nn.Module) -> Callable[[nn.Module, Tensor], Tensor] | None:
+    """Tokens → logits by timm's own head; None for a model without one."""
+    from torch import nn
+
+    head = getattr(inner(module), "head", None)
+    return None if head is None or isinstance(head, nn.Identity) else classify_timm
+
+
+def classify_timm(module: nn.Module, tokens: Tensor) -> Tensor:
+    """Final tokens [B N C] → logits [B classes]: pooling, the pooled norm and the linear head."""
+    network: Any = inner(module)
+    return network.forward_head(tokens)

@@ -67,5 +67,7 @@ class Loaded:
     """(module, pixels [B 3 H W]) → the model's final tokens [B N C], after the final norm where the model has one."""
     fixed_size: tuple[int, int] | None = None
     """The one input size that the position table meets; None if the model takes any multiple of a patch."""
+    classify: Callable[[nn.Module, Tensor], Tensor] | None = None
+    """(module, final tokens [B N C]) → logits [B classes]; None for a model without a classifier."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Family-specific facts that the report shows (e.g. the position table's own grid)."""

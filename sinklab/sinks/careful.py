@@ -13,20 +13,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sinklab.hooks.change import hidden_by
 from sinklab.sinks.tiles import LOG2_E, Rows, Tiling, working_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from sinklab.hooks.seam import AttentionCall
-
-
-def hidden_by(call: AttentionCall, bias: Tensor) -> Tensor:
-    """Where a mask hides a key: −inf, or the most negative number of the mask's type, as Hugging Face writes it."""
-    lowest = -math.inf
-    if call.mask is not None and call.mask.is_floating_point():
-        lowest = torch.finfo(call.mask.dtype).min
-    return bias <= lowest
 
 
 def hides(call: AttentionCall) -> bool:

@@ -45,13 +45,17 @@ class Ranks:
 
     def any_failed(self, problem: str | None) -> str | None:
         """The first rank's problem, if any rank has one; every rank must call it."""
+        return next((words for words in self.gathered(problem) if words is not None), None)
+
+    def gathered(self, own: Any) -> list[Any]:
+        """What every rank gives, by rank; every rank must call it."""
         if self.world == 1:
-            return problem
+            return [own]
         import torch.distributed as dist
 
         said: list[Any] = [None] * self.world
-        dist.all_gather_object(said, problem)
-        return next((words for words in said if words is not None), None)
+        dist.all_gather_object(said, own)
+        return said
 
 
 @contextmanager

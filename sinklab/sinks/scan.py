@@ -131,7 +131,7 @@ def scan(
             if batch.ids:
                 before = perf_counter()
                 hooks.run(as_input(model, batch.pixels))
-                frame = _frame(batch, *reader.take(), model.tokens, transform)
+                frame = head_rows(batch, *reader.take(), model.tokens, transform)
                 busy += perf_counter() - before
             parts.add(batch.number, frame, batch.skipped)
             seen += len(batch.ids)
@@ -143,7 +143,7 @@ def scan(
     return Timings(images=seen, seconds=perf_counter() - started, model_seconds=busy)
 
 
-def _frame(
+def head_rows(
     batch: Batch,
     layers: list[int],
     found: dict[str, Tensor],

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sinklab.sinks.careful import careful_pass, careful_rows, hidden_by, hides
+from sinklab.hooks.change import hidden_by
+from sinklab.sinks.careful import careful_pass, careful_rows, hides
 from sinklab.sinks.cuda import rows_on_device
 from sinklab.sinks.spectrum import head_factor
 from sinklab.sinks.tiles import LOG2_E, TILE_ROWS, Rows, Tiling, Workspace, quick_pass, working_dtype
@@ -202,3 +203,9 @@ def _check(call: AttentionCall) -> Tensor:
     work = working_dtype(call.q.dtype)
     keys = call.k.sum((-2, -1), dtype=work)
     return call.q.sum((-2, -1), dtype=work) + (keys[:, call.kv_head] if keys.shape[1] != call.q.shape[1] else keys)
+
+
+def dominant_keys(call: AttentionCall) -> Tensor:
+    """s = argmax_j of the inflow, [B H] (sinks.md section 2), of a call that may not have run yet."""
+    with torch.no_grad(), torch.autocast(call.q.device.type, enabled=False):
+        return _inflow(_pass(call, Workspace().tiling(call, want_z=False))).max(-1).indices

@@ -72,3 +72,13 @@ def save(kind: str, folder: Path) -> Any:
     model = build(kind)
     model.save_pretrained(folder)
     return vision_part(model)
+
+
+def final_tokens(tower: Any, pixels: Any) -> Any:
+    """All tokens after the final norm: CLIP alone leaves them as they are, and norms its CLS token for the pooler."""
+    found = tower(pixel_values=pixels)
+    if type(tower).__name__ == "CLIPVisionModel":
+        tokens = tower.post_layernorm(found.last_hidden_state)
+        assert (tokens[:, 0] - found.pooler_output).abs().max() < 1e-5
+        return tokens
+    return found.last_hidden_state

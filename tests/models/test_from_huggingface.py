@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from huggingface_models import KINDS, build, save
+from huggingface_models import KINDS, build, final_tokens, save
 from safetensors.torch import load_file, save_file
 
 from sinklab.errors import InputError, NotFoundError
@@ -25,7 +25,7 @@ def test_the_output_is_the_models_own(tmp_path: Path, kind: str) -> None:
     tower = save(kind, tmp_path)
     loaded = load(f"hf:{tmp_path}", offline=True)
     pixels = torch.randn(2, 3, 28, 28)
-    assert torch.equal(loaded.forward(loaded.module, pixels), tower(pixel_values=pixels).last_hidden_state)
+    assert torch.equal(loaded.forward(loaded.module, pixels), final_tokens(tower, pixels))
     assert loaded.module.config._attn_implementation == "sdpa"
     assert not loaded.module.training and not any(value.requires_grad for value in loaded.module.parameters())
     assert pickle.loads(pickle.dumps(loaded.forward)) is loaded.forward
@@ -73,7 +73,7 @@ def test_the_names_of_transformers_four_load(tmp_path: Path, kind: str) -> None:
     save_file(state, tmp_path / "model.safetensors")
     pixels = torch.randn(1, 3, 28, 28)
     loaded = load(f"hf:{tmp_path}", offline=True)
-    assert torch.equal(loaded.forward(loaded.module, pixels), tower(pixel_values=pixels).last_hidden_state)
+    assert torch.equal(loaded.forward(loaded.module, pixels), final_tokens(tower, pixels))
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
@@ -112,7 +112,7 @@ def test_metas_names_load_into_hugging_faces_network(tmp_path: Path) -> None:
     torch.save({f"backbone.{name}": value for name, value in hub.items()}, tmp_path / "meta.pth")
     loaded = load(f"hf:{tmp_path}", weights=tmp_path / "meta.pth", offline=True)
     pixels = torch.randn(1, 3, 28, 28)
-    assert torch.equal(loaded.forward(loaded.module, pixels), tower(pixel_values=pixels).last_hidden_state)
+    assert torch.equal(loaded.forward(loaded.module, pixels), final_tokens(tower, pixels))
 
 
 def test_a_training_scripts_prefix_is_taken_off(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_training_scripts_prefix_is_taken_off(tmp_path: Path) -> None:
     torch.save({f"module.encoder.{key}": value for key, value in tower.state_dict().items()}, tmp_path / "w.pth")
     loaded = load(f"hf:{tmp_path}", weights=tmp_path / "w.pth", offline=True)
     pixels = torch.randn(1, 3, 28, 28)
-    assert torch.equal(loaded.forward(loaded.module, pixels), tower(pixel_values=pixels).last_hidden_state)
+    assert torch.equal(loaded.forward(loaded.module, pixels), final_tokens(tower, pixels))
 
 
 def test_a_pytorch_bin_and_shards_load(tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""What edits ask of one attention call, and z with it: values replaced, keys hidden, for (image, head) pairs.
+
+The pattern of a value edit stays what it was, because it does not depend on v; a hidden key has the logit −∞, which
+is the same as a sequence without it. The model's own kernel computes the pairs that are asked for, and only those.
+
+Letters: B batch, H heads, Q queries, N keys, D head dim, R (image, head) pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from sinklab.hooks.seam import AttentionCall
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sinklab.hooks.site import Site
+
+
+class Change(Protocol):
+    """What `HookManager.edit` takes: it says where it acts, and asks for changes when its layer's call comes."""
+
+    @property
+    def layers(self) -> Collection[int]:
+        """The layers it acts on."""
+
+    def check(self, sites: Sequence[Site]) -> None:
+        """Raise NotFoundError unless its layer and head are among these."""
+
+    def request(self, site: Site, changes: Changes, tokens: Any) -> int:
+        """Ask for changes to this call; returns how many (image, key) places they touch."""
+
+
+class Changes:
+    """The changes asked for in one attention call, in order."""
+
+    def __init__(self, call: AttentionCall) -> None:
+        self.call = call
+        self.kept: dict[int, int] = {}
+        """After `applied`: pair (row · H + head) → queries that lost their only key, and keep what they had."""
+        self._values: list[tuple[Tensor, Tensor, Tensor]] = []  # pair numbers, keys, values
+        self._hidden: list[tuple[Tensor, Tensor]] = []
+
+    def set_value(self, rows: Tensor, heads: Tensor, keys: Tensor, values: Tensor) -> None:
+        """v of `keys` becomes `values` [R D] in the heads of the images `rows`; all indices [R] int64."""
+        self._values.append((self._pair(rows, heads), keys, values))
+
+    def hide(self, rows: Tensor, heads: Tensor, keys: Tensor) -> None:
+        """No query attends to `keys` [R] any longer; the rows of the pattern still sum to 1."""
+        self._hidden.append((self._pair(rows, heads), keys))
+
+    def _pair(self, rows: Tensor, heads: Tensor) -> Tensor:
+        return rows.cpu() * self.call.q.shape[1] + heads.cpu()
+
+    def applied(self, z: Tensor) -> Tensor:
+        """z [B H Q D] with the pairs that were asked for computed anew; the same tensor if there are none.
+
+        A pair whose values turn out to be those already there keeps its very z. A query all of whose keys are hidden
+        keeps its z too, and is counted in `kept`.
+        """
+        asked = [pair for pair, *_ in (*self._values, *self._hidden)]
+        if not asked or not sum(map(len, asked)):
+            return z
+        pairs = torch.cat(asked).unique()
+        hidden = torch.zeros(len(pairs), dtype=torch.bool)
+        for pair, _ in self._hidden:
+            hidden[torch.searchsorted(pairs, pair)] = True
+        z = z.clone()
+        for some, hiding in ((pairs[~hidden], False), (pairs[hidden], True)):
+            if len(some):
+                rows, heads = (x.to(z.device) for x in (some // z.shape[1], some % z.shape[1]))
+                before = z[rows, heads]
+                z[rows, heads] = self._computed(some, self.call.pairs(rows, heads), before, hiding=hiding)
+        return z
+
+    def _computed(self, pairs: Tensor, call: AttentionCall, before: Tensor, *, hiding: bool) -> Tensor:
+        """z [R Q D] of these pairs."""
+        v, device = call.v.clone(), call.v.device
+        for pair, keys, values in self._values:
+            place = torch.searchsorted(pairs, pair).clamp(max=len(pairs) - 1)
+            here = pairs[place] == pair
+            v[place[here].to(device), 0, keys[here.to(keys.device)].to(device)] = values[here.to(values.device)].to(v)
+        if not hiding:
+            z = replace(call, v=v).run()[:, 0].to(before.dtype)
+            changed = (v != call.v).flatten(1).any(-1)
+            return torch.where(changed[:, None, None], z, before)
+        bias = torch.zeros(len(pairs), 1, 1, call.k.shape[2], dtype=call.q.dtype, device=device)
+        for pair, keys in self._hidden:
+            bias[torch.searchsorted(pairs, pair).to(device), 0, 0, keys.to(device)] = -torch.inf
+        own = call.bias(slice(None), slice(None), slice(None))
+        if own is not None:
+            bias = torch.where(hidden_by(call, own), -torch.inf, bias + own.to(bias.dtype))
+        blind = (bias == -torch.inf).all(-1)[:, 0]  # [R Q or 1]
+        bias = bias.expand(-1, -1, call.q.shape[2], -1)
+        z = replace(call, v=v, mask=bias, is_causal=False).run()[:, 0].to(before.dtype)
+        counts = blind.expand(-1, call.q.shape[2]).sum(-1).tolist()
+        self.kept |= {int(pair): count for pair, count in zip(pairs, counts, strict=True) if count}
+        return torch.where(blind[..., None], before, z)
+
+
+def hidden_by(call: AttentionCall, bias: Tensor) -> Tensor:
+    """Where a mask hides a key: −inf, or the most negative number of the mask's type, as Hugging Face writes it."""
+    lowest = -torch.inf
+    if call.mask is not None and call.mask.is_floating_point():
+        lowest = torch.finfo(call.mask.dtype).min
+    return bias <= lowest

@@ -1,0 +1,148 @@
+"""The rows of one image that begin at one layer, run together: the unedited image first, then its edits.
+
+Letters: R rows, H heads, Q queries, N tokens, D head dim, C model dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from sinklab.errors import InputError, NotFoundError
+from sinklab.hooks.change import Changes
+from sinklab.hooks.manager import HookManager
+from sinklab.interventions.checks import TOLERANCE, identity_error, routing_error
+from sinklab.interventions.replay import Unedited, resuming
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sinklab.handle import Model
+    from sinklab.hooks.seam import AttentionCall
+    from sinklab.hooks.site import Site
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Members:
+    """What the rows of a batch do, one entry a member; all tensors on the CPU, [M] or [M D]."""
+
+    row: Tensor
+    """Which row of the batch; row 0 is the unedited image and has no member."""
+    layer: Tensor
+    head: Tensor
+    key: Tensor
+    routes: Tensor
+    """bool: the key is hidden; else its value becomes `value`."""
+    value: dict[int, Tensor]
+    """Member → [D] float64."""
+
+    def at(self, layer: int) -> list[int]:
+        """Members that act in a layer."""
+        return (self.layer == layer).nonzero()[:, 0].tolist()
+
+
+class Editor:
+    """Computes the attention of edited layers, checks every edit, and counts what fired."""
+
+    def __init__(self, members: Members, rows: int, *, null: bool = False) -> None:
+        self.members = members
+        self.null = null
+        """Put back the value that is there already: nothing may change."""
+        self.fired = torch.zeros(rows, dtype=torch.int64)
+        self.kept = torch.zeros(rows, dtype=torch.int64)
+        self.error = torch.zeros(rows, dtype=torch.float64)
+
+    def attend(self, site: Site, call: AttentionCall) -> Tensor:
+        """z of the call with this layer's members, for HookManager's `attend`."""
+        z, own = call.run(), self.members.at(site.layer)
+        if not own:
+            return z
+        changes, m, device = Changes(call), self.members, z.device
+        routed = [i for i in own if bool(m.routes[i]) and not self.null]
+        valued = [i for i in own if i not in set(routed)]
+        kv_head = call.kv_head
+        kv = torch.tensor([kv_head[int(m.head[i])] for i in valued], device=device, dtype=torch.int64)
+        values = call.v[m.row[valued].to(device), kv, m.key[valued].to(device)]  # [M D], what is there
+        if not self.null and valued:
+            values = torch.stack([m.value[i] for i in valued]).to(device, values.dtype)
+        if valued:
+            changes.set_value(m.row[valued], m.head[valued], m.key[valued], values)
+        if routed:
+            changes.hide(m.row[routed], m.head[routed], m.key[routed])
+        after = changes.applied(z)
+        for members, value in ((valued, values), (routed, None)):
+            if members:
+                self._check(call, members, z, after, value)
+        self.fired.index_add_(0, m.row[own], torch.ones(len(own), dtype=torch.int64))
+        for pair, count in changes.kept.items():
+            self.kept[pair // z.shape[1]] += count
+        return after
+
+    def _check(self, call: AttentionCall, members: list[int], z: Tensor, after: Tensor, value: Tensor | None) -> None:
+        m = self.members
+        rows, heads, keys = (x[members].to(z.device) for x in (m.row, m.head, m.key))
+        sub, before, then = call.pairs(rows, heads), z[rows, heads], after[rows, heads]
+        if z.device.type == "mps":  # no float64 there
+            sub, before, then, keys = sub.to("cpu"), before.cpu(), then.cpu(), keys.cpu()
+            value = None if value is None else value.cpu()
+        with torch.autocast(z.device.type, enabled=False):
+            if value is None:
+                found = routing_error(sub, before, then, keys)
+            else:
+                found = identity_error(sub, before, then, keys, value)
+        self.error.scatter_reduce_(0, m.row[members], found.cpu(), "amax")
+
+
+@contextmanager
+def edited(model: Model, start: Unedited, layer: int, editor: Editor, layers: list[int]) -> Iterator[HookManager]:
+    """Within, `run(start.pixels)` of what is yielded gives the final tokens [R N C] of all rows."""
+    with (
+        resuming(model, start, layer, len(editor.fired)),
+        HookManager(model, attend=editor.attend, layers=layers) as hooks,
+    ):
+        yield hooks
+
+
+def run_rows(model: Model, start: Unedited, layer: int, members: Members, rows: int) -> tuple[Tensor, Editor]:
+    """Final tokens [R N C] of the unedited image (row 0) and of its edits, which begin at `layer`.
+
+    Raises NotFoundError if an edit never fired, InputError if one did something else to its head than it says.
+    """
+    editor = Editor(members, rows)
+    layers = sorted(set(members.layer.tolist()))
+    with edited(model, start, layer, editor, layers) as hooks:
+        tokens = hooks.run(start.pixels)
+    expected = torch.zeros(rows, dtype=torch.int64).index_add_(0, members.row, torch.ones_like(members.row))
+    if not torch.equal(editor.fired, expected):
+        raise NotFoundError(f"Of the edits that begin in layer {layer}, some never fired: the layer did not run.")
+    return tokens, editor
+
+
+def null_check(model: Model, start: Unedited, layer: int, members: Members, rows: int) -> None:
+    """Edits that put back what is there must leave every bit of the output: InputError if one does not."""
+    nothing = Members(
+        **{name: getattr(members, name)[:0] for name in ("row", "layer", "head", "key", "routes")}, value={}
+    )
+    layers = sorted(set(members.layer.tolist()))
+    found = []
+    for own in (members, nothing):
+        with edited(model, start, layer, Editor(own, rows, null=True), layers) as hooks:
+            found.append(hooks.run(start.pixels))
+    if not torch.equal(found[0], found[1]):
+        raise InputError(
+            f"In layer {layer}, putting back the values that are there already changes the output by "
+            f"{float((found[0] - found[1]).abs().max()):.2e}: this model cannot be edited faithfully."
+        )
+
+
+def check_identity(error: float, dtype: torch.dtype, layer: int) -> None:
+    """Raise InputError if an edit did not do to its head's update what it says."""
+    if not error <= TOLERANCE[dtype]:
+        raise InputError(
+            f"An edit in layer {layer} changed its head's update by something else than the edit says (off by "
+            f"{error:.1e} of the update, against {TOLERANCE[dtype]:.0e} for {str(dtype).removeprefix('torch.')})."
+        )

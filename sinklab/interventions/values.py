@@ -1,0 +1,125 @@
+"""Values that edits take from other images: read once from unedited forwards, kept in the run folder.
+
+Letters: B batch (here one image), H heads, N tokens, D head dim, C model dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sinklab.errors import InputError
+from sinklab.hooks.manager import HookManager, Reader
+from sinklab.interventions.effect import exact
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    import pyarrow
+    from torch import Tensor
+
+    from sinklab.handle import Model
+    from sinklab.hooks.seam import AttentionCall
+    from sinklab.hooks.site import Site
+
+PATCHES = "patches"
+"""The row of an image's mean final patch token; its layer and head are −1."""
+
+
+def value_schema() -> pyarrow.Schema:
+    """Columns of `effects/values/part-*.parquet`: a vector [D] or, for "patches", [C], in float64."""
+    import pyarrow as pa
+
+    columns = {"image": pa.string(), "image_index": pa.int64(), "layer": pa.int16(), "head": pa.int16()}
+    columns |= {"what": pa.string(), "for_index": pa.int64(), "key": pa.int32(), "vector": pa.list_(pa.float64())}
+    return pa.schema(list(columns.items()))
+
+
+class ValueReader(Reader):
+    """v at some keys of some heads: {(layer, head, key): [D] float64 on the CPU} of an image."""
+
+    def __init__(self, places: Sequence[tuple[int, int, int]]) -> None:
+        self.places: dict[int, list[tuple[int, int]]] = {}
+        for layer, head, key in places:
+            self.places.setdefault(layer, []).append((head, key))
+        self.found: dict[tuple[int, int, int], Tensor] = {}
+
+    def attention(self, site: Site, call: AttentionCall) -> None:
+        """Keep the values of this layer's places."""
+        own = self.places.get(site.layer, [])
+        if own:
+            kv = [call.kv_head[head] for head, _ in own]
+            values = call.v[0, kv, [key for _, key in own]].detach().cpu().double()
+            self.found |= {(site.layer, *place): value for place, value in zip(own, values, strict=True)}
+
+
+def collect(model: Model, pixels: Tensor, wanted: pd.DataFrame, tokens: Sequence[int]) -> pd.DataFrame:
+    """The rows of one image, pixels [1 3 H W]: its wanted values, and its mean final patch token over `tokens`."""
+    import pandas as pd
+
+    places = list(wanted[["layer", "head", "key"]].itertuples(index=False, name=None))
+    reader = ValueReader(places)
+    layers = sorted(reader.places)
+    if layers:
+        with HookManager(model, reader, layers=layers) as hooks:
+            final = hooks.run(pixels)
+    else:
+        final = model(pixels)
+    vectors = [reader.found[place].numpy() for place in places]
+    mean = exact(final[0, list(tokens)]).mean(0)
+    found = wanted.drop(columns="image_index").assign(vector=pd.Series(vectors, index=wanted.index, dtype=object))
+    whole = {"layer": [-1], "head": [-1], "what": [PATCHES], "for_index": [-1], "key": [-1]}
+    return pd.concat([found, pd.DataFrame(whole | {"vector": [mean.cpu().numpy()]})], ignore_index=True)
+
+
+class Values:
+    """What was collected, by name; the means are taken here, in float64."""
+
+    def __init__(self, table: pd.DataFrame, held_out: Sequence[int]) -> None:
+        """`table` has the columns of `value_schema`; `held_out` are the image_index of those that give the means."""
+        import numpy as np
+
+        self._vectors: dict[tuple[Any, ...], np.ndarray] = {}
+        sums: dict[tuple[int, int], list[np.ndarray]] = {}
+        means_from = set(held_out)
+        ordered = table.sort_values(["image_index", "layer", "head", "what", "for_index"], kind="stable")
+        columns = ["image_index", "layer", "head", "what", "for_index", "vector"]
+        for index, layer, head, what, other, vector in ordered[columns].itertuples(index=False):
+            kept = np.asarray(vector, dtype="float64")
+            self._vectors[what, index, layer, head, other] = kept
+            if what == "sink" and index in means_from:
+                sums.setdefault((layer, head), []).append(kept)
+        self.means: Mapping[tuple[int, int], np.ndarray] = {pair: np.mean(own, axis=0) for pair, own in sums.items()}
+        """(layer, head) → μ [D] over the held-out events."""
+        self.counts = {pair: len(own) for pair, own in sums.items()}
+
+    def sink(self, index: int, layer: int, head: int) -> np.ndarray | None:
+        """v at the image's own sink, if it was collected."""
+        return self._vectors.get(("sink", index, layer, head, -1))
+
+    def patches(self, index: int) -> np.ndarray | None:
+        """The image's mean final patch token."""
+        return self._vectors.get((PATCHES, index, -1, -1, -1))
+
+    def of(self, source: str, layer: int, head: int, index: int) -> np.ndarray:
+        """The value that a member of the design takes; InputError if it is not there."""
+        name = ("ordinary", layer, head, index) if source == "ordinary" else (source, index, layer, head)
+        found: np.ndarray | None
+        if source == "mean":
+            found = self.means.get((layer, head))
+        elif source == "ordinary":
+            found = self._ordinary().get((index, layer, head))
+        else:
+            found = self.sink(index, layer, head)
+        if found is None:
+            raise InputError(f"The value {name} was not collected: remove effects/ and patch again.")
+        return found
+
+    def _ordinary(self) -> dict[tuple[int, int, int], np.ndarray]:
+        if not hasattr(self, "_by_recipient"):
+            self._by_recipient = {
+                (other, layer, head): vector
+                for (what, _, layer, head, other), vector in self._vectors.items()
+                if what == "ordinary"
+            }
+        return self._by_recipient

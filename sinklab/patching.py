@@ -1,0 +1,369 @@
+"""`patch`: edit the sinks of a diagnosed run, one head at a time, and measure what follows; the command line calls it.
+
+run = sinklab.patch("runs/demo")
+run.effects; run.table("effects"); run.table("causal_verdicts"); run.report()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import rmtree
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from sinklab.atomic import FolderLock
+from sinklab.diagnosis import Diagnosis, device_name, open_run, pick_device
+from sinklab.errors import InputError, NotFoundError
+from sinklab.settings import differences, fingerprint, utc_now
+
+if TYPE_CHECKING:
+    from sinklab.data.images import ImageList
+    from sinklab.handle import Model
+    from sinklab.interventions.choose import Choice
+    from sinklab.interventions.design import Design
+    from sinklab.interventions.experiment import Experiment
+    from sinklab.interventions.options import PatchOptions
+    from sinklab.sinks.ranks import Ranks
+    from sinklab.sinks.scan import Progress
+
+RESULTS = ("effects", "tables/effects.csv", "tables/causal_verdicts.csv")
+
+
+def patch(
+    run: str | Path | Diagnosis,
+    model: Model | None = None,
+    images: str | Path | Sequence[str | Path] | None = None,
+    *,
+    options: PatchOptions | None = None,
+    held_out: str | Path | None = None,
+    device: str | None = None,
+    workers: int = 0,
+    overwrite: bool = False,
+    resume: bool = False,
+    report: bool = True,
+    command: Sequence[str] | None = None,
+    progress: Progress | None = None,
+    **chosen: Any,
+) -> Diagnosis:
+    """Test by intervention what each sink of a diagnosed run does, and add the answer to the run.
+
+    Args:
+        run: the run, or its folder. model: the run's model; None loads it again as the run was told to.
+        images: where the run's images are now; None looks where they were.
+        options: a `PatchOptions`, or give its fields by name: heads, edits, classes, per_class, joint, seed, …
+        held_out: a folder of images that give the mean values; else a share of the run's own (`PatchOptions.held_out`).
+        device: "cpu", "cuda", "auto", …; None leaves the model where it is.
+        overwrite, resume: replace an earlier patching of this run, or go on with it. report: write the report again.
+
+    Under torchrun every rank calls this. Returns the run, with `effects`, and tables "effects" and "causal_verdicts".
+    Raises InputError and NotFoundError with a sentence before anything is written wherever that is possible.
+    """
+    from sinklab.interventions.options import PatchOptions
+    from sinklab.sinks.ranks import ranks
+
+    if options is not None and chosen:
+        raise InputError(f"Give options= or its fields ({', '.join(chosen)}), not both.")
+    opened = open_run(run) if isinstance(run, (str, Path)) else run
+    options = options or _options(PatchOptions, chosen)
+    if resume and overwrite:
+        raise InputError("--resume goes on with a patching and --overwrite replaces it: give one of them.")
+    with ranks() as own:
+        experiment = _experiment(opened, model, images, options, held_out, device, workers, own)
+        choice = experiment.choice()
+        _run(experiment, choice, own, overwrite, resume, command, progress)
+        if report and own.first:
+            opened.report()
+        own.wait()
+    return opened
+
+
+def _options(kind: type[PatchOptions], chosen: Mapping[str, Any]) -> PatchOptions:
+    from dataclasses import fields
+
+    unknown = sorted(chosen.keys() - {entry.name for entry in fields(kind)})
+    if unknown:
+        raise InputError(
+            f"patch has no option {unknown[0]!r}; it has {', '.join(entry.name for entry in fields(kind))}."
+        )
+    listed: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in chosen.items()
+    }
+    return kind(**listed)
+
+
+def _experiment(
+    run: Diagnosis,
+    model: Model | None,
+    images: Any,
+    options: PatchOptions,
+    held_out: str | Path | None,
+    device: str | None,
+    workers: int,
+    own: Ranks,
+) -> Experiment:
+    """Everything that is needed, checked against what the run was made with."""
+    from sinklab.data.images import find_images
+    from sinklab.handle import load
+    from sinklab.interventions.experiment import Experiment
+    from sinklab.sinks.options import ScanOptions
+
+    config = run.config
+    found = _images(run, images)
+    folder = None if held_out is None else find_images([str(held_out)])
+    if folder is not None and set(_pictures(folder)) & set(_pictures(found)):
+        raise InputError("Held-out images are images that are not edited, but some of them are the run's own.")
+    if model is None:
+        if not config["model"].get("request"):
+            raise InputError("This run's model was attached from memory: give it to patch as model=.")
+        model = load(str(run.path))
+    if config["dtype"] == "float32":
+        model.module.float()
+    if device is not None:
+        model.module.to(pick_device(device, own.local))
+    scan = ScanOptions(size=config["options"]["size"], dtype=config["dtype"])
+    said = scan.settings(model, found, model.device.type)["model"]
+    changed = differences(config["settings"]["model"], said)
+    if changed:
+        raise InputError(f"The run {run.path} was made with another model: {'; '.join(changed)}.")
+    settings = {
+        "run": config["fingerprint"],
+        "rule": {key: value for key, value in config["rule"].items() if key != "sentence"},
+        "definition": config["definition"],
+        "held_out_images": None if folder is None else folder.sha256,
+        "device": model.device.type,
+        "options": options.settings(),
+    }
+    return Experiment(
+        model=model,
+        run=run,
+        images=found,
+        transform=scan.transform(model),
+        options=options,
+        settings=settings,
+        fingerprint=fingerprint(settings),
+        ranks=own,
+        folder=folder,
+        workers=workers,
+    )
+
+
+def _pictures(images: ImageList) -> list[tuple[str, int | None]]:
+    return [(ref.path, ref.offset) for ref in images]
+
+
+def _images(run: Diagnosis, images: Any) -> ImageList:
+    """The run's own list of images, found again. InputError if it is another list now."""
+    from sinklab.data.images import find_images
+
+    about, limit = run.config["images"], run.config["options"].get("limit")
+    found = find_images(images or about["sources"], limit=limit, seed=run.config["seeds"]["images"])
+    if found.sha256 != about["list_sha256"]:
+        where = "there" if images else "where the run found them"
+        raise InputError(
+            f"The images are not those of the run {run.path} any longer: it saw {about['count']}, and {where} are "
+            f"{len(found)}, or some were changed or renamed. Give the folder that holds them."
+        )
+    return found
+
+
+def _run(
+    experiment: Experiment,
+    choice: Choice,
+    own: Ranks,
+    overwrite: bool,
+    resume: bool,
+    command: Sequence[str] | None,
+    progress: Progress | None,
+) -> None:
+    run, started = experiment.run, perf_counter()
+    before = run.config.get("patch") or {}
+    with _locked(experiment, own, overwrite, resume):
+        if own.first:
+            about = {"status": "running", "created": before.get("created", utc_now()) if resume else utc_now()}
+            about |= {"fingerprint": experiment.fingerprint, "settings": experiment.settings}
+            about |= {"command": None if command is None else list(command)}
+            run.update(patch={**before, **about} if resume else about)
+        own.wait()
+        steps: list[Any] = []
+
+        def work() -> None:
+            experiment.measure_folder(choice, progress)
+            _together(own)
+            design = experiment.design(choice)
+            if not len(design.rows):
+                raise NotFoundError(
+                    "Every event of the chosen heads is on a held-out image, or could not be edited: hold out fewer "
+                    "(--heldout), or give a folder of held-out images."
+                )
+            experiment.collect(design, progress)
+            _together(own)
+            layers = experiment.measure(design, experiment.values(), progress)
+            steps.extend((design, layers))
+
+        _told_to_all(own, work)
+        layers = sorted(set().union(*own.gathered(steps[1])))
+        if own.first:
+            seconds = perf_counter() - started
+            write_results(
+                experiment, choice, steps[0], layers or before.get("checks", {}).get("null_edits", []), seconds
+            )
+
+
+def _together(own: Ranks) -> None:
+    """Wait for the others between two passes, or learn that one of them failed."""
+    said = own.any_failed(None)
+    if said is not None:
+        raise InputError(f"Another rank stopped: {said}")
+
+
+def _told_to_all(own: Ranks, work: Callable[[], None]) -> None:
+    """Run the work; a failure here is heard by the ranks that wait for this one."""
+    try:
+        work()
+    except Exception as error:
+        if own.world > 1 and not str(error).startswith("Another rank stopped"):
+            own.any_failed(str(error) or type(error).__name__)
+        raise
+    _together(own)
+
+
+@contextmanager
+def _locked(experiment: Experiment, own: Ranks, overwrite: bool, resume: bool) -> Iterator[None]:
+    """Rank 0 locks the run and makes room; a refusal reaches every rank."""
+    problem: Exception | None = None
+    lock = None
+    try:
+        if own.first:
+            lock = FolderLock(experiment.run.path)
+            _make_room(experiment, overwrite, resume)
+    except (InputError, NotFoundError, OSError) as error:
+        problem = error
+    said = own.agree(None if problem is None else str(problem))
+    try:
+        if problem is not None:
+            raise problem
+        if said is not None:
+            raise InputError(said)
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _make_room(experiment: Experiment, overwrite: bool, resume: bool) -> None:
+    """Raise InputError where an earlier patching is in the way; remove it if it is to be replaced."""
+    run = experiment.run
+    before = run.config.get("patch")
+    if before and not (overwrite or resume):
+        raise InputError(f"{run.path} has been patched already: --resume goes on with that, --overwrite replaces it.")
+    if before and resume:
+        if before.get("fingerprint") != experiment.fingerprint:
+            changed = "; ".join(differences(before.get("settings", {}), experiment.settings))
+            raise InputError(
+                f"{run.path} was patched with other settings and cannot be resumed with these: {changed}. Give the "
+                "same settings, or --overwrite."
+            )
+        return
+    if before:
+        run.update(patch=None)  # first, so that a kill in between leaves no half of it
+    for name in RESULTS:
+        path = run.path / name
+        if path.is_dir() and not path.is_symlink():
+            rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def write_results(
+    experiment: Experiment, choice: Choice, design: Design, null_layers: Sequence[int], seconds: float
+) -> None:
+    """Tables and run.json from the finished effects; by rank 0 alone."""
+    import torch
+
+    from sinklab.interventions.checks import TOLERANCE
+    from sinklab.interventions.experiment import cost
+    from sinklab.interventions.summary import summarise_effects
+    from sinklab.interventions.verdict import FEW
+
+    run, o = experiment.run, experiment.options
+    effects, away = experiment.effects(), experiment.held_out()
+    images = int(run.heads["image"].nunique())
+    least, notes = o.min_events_analysis, [*choice.notes, *design.notes]
+    if images < least:
+        least = FEW
+        notes.append(
+            f"With {images} images a head is judged from {least} edited images on, not from {o.min_events_analysis}."
+        )
+    notes += _same_everywhere(effects)
+    table, verdicts = summarise_effects(effects, min_images=least, draws=o.bootstrap, seed=o.seed)
+    run.write_table("tables/effects.csv", table)
+    run.write_table("tables/causal_verdicts.csv", verdicts)
+    values = experiment.values()
+    per_head = effects[effects["joint"] == 0].groupby(["class", "layer", "head"])["image"].nunique()
+    kind = torch.bfloat16 if run.config["dtype"] == "bfloat16" else experiment.model.dtype
+    if experiment.folder is not None:
+        sentence = f"Mean values come from {len(experiment.folder)} images of a folder of their own."
+    elif away:
+        sentence = f"Mean values come from {len(away)} of {images} images, drawn by the seed and not edited."
+    else:
+        sentence = "No images were held out, as no mean was asked for."
+    counts = cost(design, len(experiment.model.sites), o.rows)
+    about = {
+        "status": "complete",
+        "finished": utc_now(),
+        "edits": list(o.edits),
+        "classes": list(o.classes),
+        "definition": experiment.definition,
+        "heads": [
+            {
+                "class": head.kind,
+                "layer": head.layer,
+                "head": head.head,
+                "events": head.events,
+                "edited_images": int(per_head.get((head.kind, head.layer, head.head), 0)),
+                "heldout_images": values.counts.get((head.layer, head.head), 0),
+            }
+            for head in choice.heads
+        ],
+        "min_events": o.min_events,
+        "min_events_used": choice.min_events,
+        "min_events_analysis": least,
+        "notes": notes,
+        "images": {
+            "edited": int(effects["image"].nunique()),
+            "heldout": len(away) if experiment.folder is None else len(experiment.folder),
+            "donors": int(effects["donor"].nunique()),
+            "rows": len(effects),
+        },
+        "heldout": {"sentence": sentence, "images": away},
+        "checks": {
+            "null_edits": list(null_layers),
+            "null_bit_identical": True,
+            "identity_error_max": float(effects["identity_error"].max()),
+            "identity_tolerance": TOLERANCE[kind],
+            "prefix_error_max": float(effects["prefix_error"].max()),
+            "kept_queries": int(effects["kept_queries"].sum()),
+        },
+        "bootstrap": o.bootstrap,
+        "seed": o.seed,
+        "device": device_name(experiment.model.device),
+        "dtype": run.config["dtype"],
+        "timings": {"seconds": round(seconds, 3), **{key: counts[key] for key in counts if key != "rows"}},
+    }
+    run.update(patch={**run.config["patch"], **about})
+
+
+def _same_everywhere(effects: Any) -> list[str]:
+    """A note on heads whose sink has one and the same value in every image: swapping it says nothing there."""
+    own = effects[(effects["joint"] == 0) & effects["edit"].isin(["donor", "mean"])]
+    largest = own.groupby(["layer", "head"])["patch_change"].max()
+    heads = [f"{layer}:{head}" for (layer, head), change in largest.items() if change == 0]
+    if not heads:
+        return []
+    verb = "Heads" if len(heads) > 1 else "Head"
+    return [
+        f"{verb} {', '.join(heads)}: the sink's value is the same in every image, so a donor's and the mean change "
+        "nothing there, whatever the sink does."
+    ]
