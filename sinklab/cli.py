@@ -1,4 +1,7 @@
-"""The command line: `sinklab diagnose`, `report`, `doctor`, `models`. Heavy libraries load inside the commands."""
+"""The command line: `sinklab diagnose`, `report`, `doctor`, `models`; `patch` has a file of its own.
+
+Heavy libraries load inside the commands.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from sinklab import terminal
+from sinklab.cli_patch import patch
 from sinklab.errors import InputError
 
 app = typer.Typer(
@@ -167,6 +171,9 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder o
         from sinklab.diagnosis import open_run
 
         print(open_run(run).report())
+
+
+app.command()(patch)
 
 
 @app.command()

@@ -10,16 +10,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sinklab.errors import InputError, NotFoundError
 from sinklab.interventions.choose import Choice
 from sinklab.interventions.draw import other_token
+from sinklab.interventions.edit import Edit
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from sinklab.models.tokens import TokenMap
+
 EDITS = ("zero", "mean", "donor", "ordinary", "route", "zero_ordinary")
 """In the order of tables and figures; zero_ordinary is the control."""
 MEMBER_COLUMNS = ["row", "layer", "head", "sink", "key", "source", "from_index"]
-"""source: "zero", "route", "sink" (v at the donor's sink), "ordinary" (v at a drawn patch of the donor), "mean"."""
+"""source: "zero", "route", "sink" (v at the donor's sink), "ordinary" (v at a drawn patch of the donor), "mean", or "plan"
+(from_index is then the edit's place in the plan)."""
 WANTED_COLUMNS = ["image_index", "layer", "head", "what", "for_index", "key"]
 """what: "sink" (for_index −1) or "ordinary" (drawn for the image for_index)."""
 
@@ -92,6 +97,49 @@ def make_design(material: Material, choice: Choice, edits: Sequence[str], *, joi
     if len(found):
         found["start"] = table.groupby("row")["layer"].min().reindex(range(len(found))).to_numpy()
     return Design(rows=found, members=table, wanted=_wanted(material, table, sink_at), notes=notes)
+
+
+def plan_design(material: Material, plan: Sequence[Edit], token_map: TokenMap) -> Design:
+    """One row an image, in which all edits of the plan are made together."""
+    import pandas as pd
+
+    columns = ["image_index", "layer", "head", "sink_index"]
+    table = {(i, layer, h): s for i, layer, h, s in material.heads[columns].itertuples(index=False)}
+    number = len(material.tokens) + token_map.prefix_tokens
+    rows: list[dict[str, Any]] = []
+    members: list[tuple[Any, ...]] = []
+    for image in material.ids:
+        index, donor = material.index[image], material.donor[image]
+        for place, edit in enumerate(plan):
+            for key in _keys(edit, table, index, token_map, number):
+                members.append((len(rows), edit.layer, edit.head, -1, key, "plan", place))
+        rows.append(
+            {"image": image, "image_index": index, "layer": -1, "head": -1, "class": "plan", "edit": "plan"}
+            | {"joint": 0, "sink_index": -1, "sink_kind": "", "edited_index": -1, "donor": donor}
+            | {"donor_index": material.index[donor], "start": min(edit.layer for edit in plan)}
+        )
+    nothing = pd.DataFrame([], columns=WANTED_COLUMNS)
+    frame = pd.DataFrame(members, columns=MEMBER_COLUMNS)
+    return Design(rows=pd.DataFrame(rows), members=frame, wanted=nothing, notes=())
+
+
+def _keys(
+    edit: Edit, sinks: Mapping[tuple[int, int, int], int], image: int, token_map: TokenMap, tokens: int
+) -> list[int]:
+    """The keys of one image where an edit of a plan acts."""
+    if isinstance(edit.at, int):
+        if not -tokens <= edit.at < tokens:
+            raise InputError(f"There are {tokens} tokens; {edit} names one that does not exist.")
+        return [edit.at % tokens]
+    if edit.at == "sink":
+        sink = sinks.get((image, edit.layer, edit.head), -1)
+        if sink < 0:
+            raise NotFoundError(f"The run did not measure head {edit.layer}:{edit.head}, so its sink is not known.")
+        return [int(sink)]
+    found = [index for index in range(tokens) if token_map.kind(index) == edit.at]
+    if not found:
+        raise NotFoundError(f"This model has no {edit.at} token.")
+    return found
 
 
 def _events(material: Material, choice: Choice) -> pd.DataFrame:

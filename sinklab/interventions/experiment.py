@@ -15,7 +15,7 @@ from sinklab.data.images import batches
 from sinklab.errors import InputError
 from sinklab.hooks.manager import HookManager
 from sinklab.interventions.choose import Choice, choose_heads
-from sinklab.interventions.design import Design, Material, make_design
+from sinklab.interventions.design import Design, Material, make_design, plan_design
 from sinklab.interventions.draw import donors, held_out
 from sinklab.interventions.measure import Measure, effect_schema
 from sinklab.interventions.values import ValueReader, Values, collect, value_schema
@@ -65,6 +65,8 @@ class Experiment:
     def choice(self) -> Choice:
         """The heads that are edited."""
         o = self.options
+        if o.plan is not None:
+            return Choice(heads=(), min_events=o.min_events, notes=())
         return choose_heads(
             self.run.sinks,
             self.definition,
@@ -78,9 +80,10 @@ class Experiment:
 
     def held_out(self) -> list[str]:
         """Ids of the run's images that are not edited; none where a folder gives the means."""
-        if self.folder is not None or "mean" not in self.options.edits:
+        o = self.options
+        if self.folder is not None or "mean" not in o.edits or o.plan is not None:
             return []
-        return held_out(self._ids()[0], self.options.held_out, self.options.seed)
+        return held_out(self._ids()[0], o.held_out, o.seed)
 
     def _ids(self) -> tuple[list[str], dict[str, int]]:
         """Usable images in the order of the list, and their positions in it."""
@@ -110,6 +113,10 @@ class Experiment:
             definition=self.definition,
             seed=self.options.seed,
         )
+        if self.options.plan is not None:
+            for edit in self.options.plan:
+                edit.check(self.model.sites)
+            return plan_design(material, self.options.plan, tokens)
         return make_design(material, choice, self.options.edits, joint=self.options.joint)
 
     # The three passes. Each may be called again after a kill, and does what is not done yet.
@@ -178,6 +185,7 @@ class Experiment:
             values=values,
             rows_at_once=self.options.rows,
             metrics=frozenset(self.options.metrics),
+            plan=self.options.plan or (),
             labels=self.options.labels,
             height=self.transform.height,
             width=self.transform.width,

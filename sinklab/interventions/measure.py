@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from sinklab.handle import Model
     from sinklab.interventions.design import Design
+    from sinklab.interventions.edit import Edit
     from sinklab.interventions.values import Values
 
 PREFIX_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
@@ -52,6 +53,7 @@ class Measure:
     values: Values
     rows_at_once: int
     metrics: frozenset[str]
+    plan: Sequence[Edit]
     labels: Mapping[str, int]
     """Image → class number, for the change of cross-entropy; may be empty."""
     height: int
@@ -102,27 +104,35 @@ class Measure:
         import pandas as pd
 
         table = pd.concat([self._members[int(row)].assign(place=i) for i, row in enumerate(rows.index, start=1)])
-        value = {}
+        value, factor, routes = {}, {}, torch.zeros(len(table), dtype=torch.bool)
         for i, (layer, head, source, other) in enumerate(
             table[["layer", "head", "source", "from_index"]].itertuples(index=False)
         ):
-            if source not in ("zero", "route"):
-                value[i] = torch.tensor(self.values.of(source, layer, head, other))
+            if source == "plan":
+                edit = self.plan[other]
+                source, given = edit.kind, edit.value
+                if edit.factor is not None:
+                    factor[i] = edit.factor
+                if given is not None:
+                    value[i] = torch.tensor(given, dtype=torch.float64)
+            if source == "route":
+                routes[i] = True
             elif source == "zero":
-                site = self.model.sites[layer]
-                value[i] = torch.zeros(site.head_dim, dtype=torch.float64)
+                value[i] = torch.zeros(self.model.sites[layer].head_dim, dtype=torch.float64)
+            elif source not in ("value", "scale"):
+                value[i] = torch.tensor(self.values.of(source, layer, head, other))
         whole = {name: torch.tensor(table[name].to_numpy("int64")) for name in ("layer", "head", "key")}
         place = torch.tensor(table["place"].to_numpy("int64"))
-        routes = torch.tensor((table["source"] == "route").to_numpy(bool))
         sinks = torch.stack([place - 1, torch.tensor(table["sink"].to_numpy("int64"))], 1)
-        return Members(row=place, routes=routes, value=value, **whole), sinks
+        return Members(row=place, routes=routes, value=value, factor=factor, **whole), sinks
 
     def _effects(self, index: int, rows: pd.DataFrame, tokens: Tensor, sinks: Tensor) -> dict[str, Tensor]:
         map_, after = self.model.tokens, tokens[1:]
         map_.check(tokens.shape[1], self.height, self.width)
         counted = torch.zeros(len(rows), tokens.shape[1], dtype=torch.bool)
         counted[:, map_.prefix_tokens :] = True
-        counted[sinks[:, 0], sinks[:, 1]] = False
+        known = sinks[sinks[:, 1] >= 0]
+        counted[known[:, 0], known[:, 1]] = False
         cls = map_.prefix.index("cls") if "cls" in map_.prefix and "cls" in self.metrics else None
         donors = rows["donor_index"].unique()
         donor = self.values.patches(int(donors[0]))

@@ -8,6 +8,7 @@ from typing import Any
 
 from sinklab.errors import InputError
 from sinklab.interventions.design import EDITS
+from sinklab.interventions.edit import ANYWHERE, Edit
 
 METRICS = ("patch", "cls", "logits")
 
@@ -37,6 +38,8 @@ class PatchOptions:
     seed: int = 0
     rows: int = 32
     """Edits that run at once."""
+    plan: tuple[Edit, ...] | None = None
+    """Edits of one's own, made together in every image, in place of the battery."""
     labels: Mapping[str, int] = field(default_factory=dict)
     """Image → class number, for the change of cross-entropy."""
 
@@ -61,6 +64,12 @@ class PatchOptions:
         ):
             if number < least:
                 raise InputError(f"{name} is a number from {least} on, not {number}.")
+        for edit in self.plan or ():
+            if edit.kind not in ANYWHERE:
+                raise InputError(f"A plan is made of {', '.join(ANYWHERE)}; {edit.kind} is one of --edits.")
+            edit.as_dict()  # raises for a place that is a function
+        if self.plan == ():
+            raise InputError("The plan has no edit.")
         if not 0 < self.held_out < 1:
             raise InputError(f"--heldout is a share of the images between 0 and 1, or a folder, not {self.held_out}.")
 
@@ -78,5 +87,6 @@ class PatchOptions:
             "metrics": sorted(self.metrics),
             "seed": self.seed,
             "rows": self.rows,
+            "plan": None if self.plan is None else [edit.as_dict() for edit in self.plan],
             "labels": dict(sorted(self.labels.items())),
         }

@@ -103,7 +103,7 @@ def _wide(effects: pd.DataFrame, measures: Sequence[str]) -> tuple[list[tuple[st
 
     index = ["class", "layer", "head", "joint", "image_index"]
     pivot = effects.pivot(index=index, columns="edit", values=list(measures))
-    there = [edit for edit in EDITS if edit in set(effects["edit"])]
+    there = [edit for edit in (*EDITS, "plan") if edit in set(effects["edit"])]
     columns, series = [], []
     for measure in measures:
         for edit in there:
@@ -126,7 +126,7 @@ def samples(
     found: dict[Group, Sample] = {}
     for key, own in wide.groupby(level=["class", "layer", "head", "joint"]):
         kind, layer, head, joint = cast("tuple[str, int, int, int]", key)
-        joined = layer < 0
+        joined = layer < 0  # several heads together
         blocks = "all" if joined else ("0" if layer == 0 else "1+")
         group = Group(
             level="class" if joined else "head", kind=kind, blocks=blocks, layer=layer, head=head, joint=joint

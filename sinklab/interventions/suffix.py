@@ -39,6 +39,8 @@ class Members:
     """bool: the key is hidden; else its value becomes `value`."""
     value: dict[int, Tensor]
     """Member → [D] float64."""
+    factor: dict[int, float]
+    """Member → what its value is multiplied by, where it is not replaced."""
 
     def at(self, layer: int) -> list[int]:
         """Members that act in a layer."""
@@ -68,7 +70,10 @@ class Editor:
         kv = torch.tensor([kv_head[int(m.head[i])] for i in valued], device=device, dtype=torch.int64)
         values = call.v[m.row[valued].to(device), kv, m.key[valued].to(device)]  # [M D], what is there
         if not self.null and valued:
-            values = torch.stack([m.value[i] for i in valued]).to(device, values.dtype)
+            there = values
+            values = torch.stack(
+                [m.value[i].to(there) if i in m.value else there[n] * m.factor[i] for n, i in enumerate(valued)]
+            )
         if valued:
             changes.set_value(m.row[valued], m.head[valued], m.key[valued], values)
         if routed:
@@ -125,7 +130,9 @@ def run_rows(model: Model, start: Unedited, layer: int, members: Members, rows: 
 def null_check(model: Model, start: Unedited, layer: int, members: Members, rows: int) -> None:
     """Edits that put back what is there must leave every bit of the output: InputError if one does not."""
     nothing = Members(
-        **{name: getattr(members, name)[:0] for name in ("row", "layer", "head", "key", "routes")}, value={}
+        **{name: getattr(members, name)[:0] for name in ("row", "layer", "head", "key", "routes")},
+        value={},
+        factor={},
     )
     layers = sorted(set(members.layer.tolist()))
     found = []

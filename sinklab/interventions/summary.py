@@ -42,7 +42,7 @@ def summarise_effects(
                 numbers: dict[str, Any] = {"images": images, "heads": sample.heads}
                 numbers |= {"mean": mean[i], "sem": spread[i], "low": low[i], "high": high[i]}
                 rows.append(keys | {"joint": group.joint, "kind": kind, "name": name, "measure": measure} | numbers)
-        if group.joint == 0:
+        if group.joint == 0 and group.kind != "plan":
             verdict, reason = judge(sample, group, min_images)
             agrees = None if verdict == "undecided" else verdict == group.kind
             about: dict[str, Any] = {

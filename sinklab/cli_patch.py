@@ -1,0 +1,136 @@
+"""`sinklab patch`: the options of the command line, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sinklab import terminal
+from sinklab.errors import InputError
+
+
+def patch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished diagnosis.")],
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="IMAGES", help="Where the run's images are now; by default where they were."),
+    ] = None,
+    heads: Annotated[str, typer.Option(help="auto, or layer:head pairs like 5:3,0:2.")] = "auto",
+    edits: Annotated[
+        str, typer.Option(help="Some of zero, mean, donor, ordinary, route, zero_ordinary.")
+    ] = "zero,mean,donor,ordinary,route,zero_ordinary",
+    classes: Annotated[str, typer.Option("--class", help="Whose heads: nop, broadcast.")] = "nop,broadcast",
+    per_class: Annotated[int, typer.Option(help="Heads a class in layers from 1 on.")] = 16,
+    block0: Annotated[int, typer.Option(help="Heads a class in block 0.")] = 4,
+    min_events: Annotated[int, typer.Option(help="Events that make a head eligible.")] = 50,
+    min_events_analysis: Annotated[int, typer.Option(help="Edited images that a verdict needs.")] = 20,
+    heldout: Annotated[
+        str, typer.Option(metavar="SHARE|FOLDER", help="Images that are not edited and give the mean values.")
+    ] = "0.25",
+    joint: Annotated[
+        bool, typer.Option("--joint", help="Also edit a class's heads together: the first, the first two, ..., all.")
+    ] = False,
+    metric: Annotated[str, typer.Option(help="Some of patch, logits, cls.")] = "patch,logits,cls",
+    labels: Annotated[
+        Path | None, typer.Option(help="CSV with image and label (a class number), for the change of cross-entropy.")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Edits of your own (.json, .toml), made together in every image.")
+    ] = None,
+    bootstrap: Annotated[int, typer.Option(help="Draws behind every interval.")] = 2000,
+    seed: Annotated[int, typer.Option(help="For donors, drawn patches, held-out images and intervals.")] = 0,
+    rows: Annotated[int, typer.Option(help="Edits that run at once.")] = 32,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    workers: Annotated[int, typer.Option(help="Processes that decode images; 0 decodes in a thread.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an earlier patching of this run.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier patching of this run.")] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Tables only.")] = False,
+) -> None:
+    """Edit the sinks of a diagnosed run, one head at a time, and measure what the model then says.
+
+    Tells NOP from broadcast by cause: what happens if the sink's value is zeroed, averaged, swapped with another
+    image's, made ordinary, or if no token may attend to the sink.
+
+    Many GPUs or machines: torchrun --nproc-per-node N -m sinklab patch ...
+    """
+    with terminal.errors_as_sentences(lambda: f"What was measured is kept in {run}: the same command with --resume."):
+        from sinklab.interventions.choose import parse_heads
+        from sinklab.interventions.plan import read_plan
+        from sinklab.patching import patch as run_patch
+
+        share, folder = _held_out(heldout)
+        chosen: dict[str, Any] = {
+            "heads": _tuple(parse_heads(heads)),
+            "edits": _names(edits),
+            "classes": _names(classes),
+            "per_class": per_class,
+            "block0": block0,
+            "min_events": min_events,
+            "min_events_analysis": min_events_analysis,
+            "held_out": share,
+            "joint": joint,
+            "metrics": _names(metric),
+            "bootstrap": bootstrap,
+            "seed": seed,
+            "rows": rows,
+            "plan": None if plan is None else tuple(read_plan(plan)),
+            "labels": {} if labels is None else _labels(labels),
+        }
+        with terminal.progress() as progress:
+            done = run_patch(
+                run,
+                images=images or None,
+                held_out=folder,
+                device=device,
+                workers=workers,
+                resume=resume,
+                overwrite=overwrite,
+                report=not no_report,
+                command=["sinklab", *sys.argv[1:]],
+                progress=progress,
+                **chosen,
+            )
+        if os.environ.get("RANK", "0") != "0":
+            return
+        for note in done.config["patch"]["notes"]:
+            terminal.say(f"sinklab: note: {note}")
+        print(done.path / ("tables/effects.csv" if no_report else "report.html"))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _tuple(pairs: list[tuple[int, int]] | None) -> tuple[tuple[int, int], ...] | None:
+    return None if pairs is None else tuple(pairs)
+
+
+def _held_out(text: str) -> tuple[float, str | None]:
+    """A share of the run's images, or a folder."""
+    try:
+        return float(text), None
+    except ValueError:
+        if not Path(text).exists():
+            raise InputError(f"--heldout is a share like 0.25 or a folder of images; there is no {text!r}.") from None
+        return 0.25, text
+
+
+def _labels(path: Path) -> dict[str, int]:
+    """image → class number from a CSV file."""
+    import pandas as pd
+
+    try:
+        table = pd.read_csv(path, dtype={"image": str})
+        if not {"image", "label"} <= set(table.columns):
+            raise InputError(f"{path} needs the columns image and label; it has {', '.join(table.columns)}.")
+        return {image: int(label) for image, label in zip(table["image"], table["label"], strict=True)}
+    except FileNotFoundError as error:
+        raise InputError(f"There is no file {path}.") from error
+    except (ValueError, UnicodeDecodeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} cannot be read as a table of images and labels: {error}.") from error
