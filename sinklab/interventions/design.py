@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 EDITS = ("zero", "mean", "donor", "ordinary", "route", "zero_ordinary")
 """In the order of tables and figures; zero_ordinary is the control."""
 MEMBER_COLUMNS = ["row", "layer", "head", "sink", "key", "source", "from_index"]
-"""source: "zero", "route", "sink" (v at the donor's sink), "ordinary" (v at a drawn patch of the donor), "mean", or "plan"
-(from_index is then the edit's place in the plan)."""
+"""source: "zero", "route", "sink" (v at the donor's sink), "ordinary" (v at a drawn patch of the donor), "mean", or
+"plan" (from_index is then the edit's place in the plan)."""
 WANTED_COLUMNS = ["image_index", "layer", "head", "what", "for_index", "key"]
 """what: "sink" (for_index −1) or "ordinary" (drawn for the image for_index)."""
 

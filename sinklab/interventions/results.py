@@ -1,0 +1,106 @@
+"""From finished effects to the tables and the words that a report needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sinklab.devices import device_name
+from sinklab.interventions.checks import TOLERANCE
+from sinklab.interventions.experiment import cost
+from sinklab.interventions.summary import summarise_effects
+from sinklab.interventions.verdict import FEW
+from sinklab.settings import utc_now
+
+if TYPE_CHECKING:
+    from sinklab.interventions.choose import Choice
+    from sinklab.interventions.design import Design
+    from sinklab.interventions.experiment import Experiment
+
+
+def write_results(
+    experiment: Experiment, choice: Choice, design: Design, null_layers: Sequence[int], seconds: float
+) -> None:
+    """Tables and run.json from the finished effects; by rank 0 alone."""
+    import torch
+
+    run, o = experiment.run, experiment.options
+    effects, away = experiment.effects(), experiment.held_out()
+    images = int(run.heads["image"].nunique())
+    least, notes = o.min_events_analysis, [*choice.notes, *design.notes]
+    if images < least:
+        least = FEW
+        notes.append(
+            f"With {images} images a head is judged from {least} edited images on, not from {o.min_events_analysis}."
+        )
+    notes += _same_everywhere(effects)
+    table, verdicts = summarise_effects(effects, min_images=least, draws=o.bootstrap, seed=o.seed)
+    run.write_table("tables/effects.csv", table)
+    run.write_table("tables/causal_verdicts.csv", verdicts)
+    values = experiment.values()
+    per_head = effects[effects["joint"] == 0].groupby(["class", "layer", "head"])["image"].nunique()
+    kind = torch.bfloat16 if run.config["dtype"] == "bfloat16" else experiment.model.dtype
+    if experiment.folder is not None:
+        sentence = f"Mean values come from {len(experiment.folder)} images of a folder of their own."
+    elif away:
+        sentence = f"Mean values come from {len(away)} of {images} images, drawn by the seed and not edited."
+    else:
+        sentence = "No images were held out, as no mean was asked for."
+    counts = cost(design, len(experiment.model.sites), o.rows)
+    about = {
+        "status": "complete",
+        "finished": utc_now(),
+        "edits": list(o.edits),
+        "classes": list(o.classes),
+        "definition": experiment.definition,
+        "heads": [
+            {
+                "class": head.kind,
+                "layer": head.layer,
+                "head": head.head,
+                "events": head.events,
+                "edited_images": int(per_head.get((head.kind, head.layer, head.head), 0)),
+                "heldout_images": values.counts.get((head.layer, head.head), 0),
+            }
+            for head in choice.heads
+        ],
+        "min_events": o.min_events,
+        "min_events_used": choice.min_events,
+        "min_events_analysis": least,
+        "notes": notes,
+        "images": {
+            "edited": int(effects["image"].nunique()),
+            "heldout": len(away) if experiment.folder is None else len(experiment.folder),
+            "donors": int(effects["donor"].nunique()),
+            "rows": len(effects),
+        },
+        "heldout": {"sentence": sentence, "images": away},
+        "checks": {
+            "null_edits": list(null_layers),
+            "null_bit_identical": True,
+            "identity_error_max": float(effects["identity_error"].max()),
+            "identity_tolerance": TOLERANCE[kind],
+            "prefix_error_max": float(effects["prefix_error"].max()),
+            "kept_queries": int(effects["kept_queries"].sum()),
+        },
+        "bootstrap": o.bootstrap,
+        "seed": o.seed,
+        "device": device_name(experiment.model.device),
+        "dtype": run.config["dtype"],
+        "timings": {"seconds": round(seconds, 3), **{key: counts[key] for key in counts if key != "rows"}},
+    }
+    run.update(patch={**run.config["patch"], **about})
+
+
+def _same_everywhere(effects: Any) -> list[str]:
+    """A note on heads whose sink has one and the same value in every image: swapping it says nothing there."""
+    own = effects[(effects["joint"] == 0) & effects["edit"].isin(["donor", "mean"])]
+    largest = own.groupby(["layer", "head"])["patch_change"].max()
+    heads = [f"{layer}:{head}" for (layer, head), change in largest.items() if change == 0]
+    if not heads:
+        return []
+    verb = "Heads" if len(heads) > 1 else "Head"
+    return [
+        f"{verb} {', '.join(heads)}: the sink's value is the same in every image, so a donor's and the mean change "
+        "nothing there, whatever the sink does."
+    ]
