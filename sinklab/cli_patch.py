@@ -62,7 +62,6 @@ def patch(
         from sinklab.interventions.plan import read_plan
         from sinklab.patching import patch as run_patch
 
-        share, folder = _held_out(heldout)
         chosen: dict[str, Any] = {
             "heads": _tuple(parse_heads(heads)),
             "edits": _names(edits),
@@ -71,7 +70,6 @@ def patch(
             "block0": block0,
             "min_events": min_events,
             "min_events_analysis": min_events_analysis,
-            "held_out": share,
             "joint": joint,
             "metrics": _names(metric),
             "bootstrap": bootstrap,
@@ -84,7 +82,7 @@ def patch(
             done = run_patch(
                 run,
                 images=images or None,
-                held_out=folder,
+                held_out=_held_out(heldout),
                 device=device,
                 workers=workers,
                 resume=resume,
@@ -109,14 +107,14 @@ def _tuple(pairs: list[tuple[int, int]] | None) -> tuple[tuple[int, int], ...] |
     return None if pairs is None else tuple(pairs)
 
 
-def _held_out(text: str) -> tuple[float, str | None]:
+def _held_out(text: str) -> float | str:
     """A share of the run's images, or a folder."""
     try:
-        return float(text), None
+        return float(text)
     except ValueError:
         if not Path(text).exists():
             raise InputError(f"--heldout is a share like 0.25 or a folder of images; there is no {text!r}.") from None
-        return 0.25, text
+        return text
 
 
 def _labels(path: Path) -> dict[str, int]:

@@ -37,7 +37,7 @@ def patch(
     images: str | Path | Sequence[str | Path] | None = None,
     *,
     options: PatchOptions | None = None,
-    held_out: str | Path | None = None,
+    held_out: float | str | Path | None = None,
     device: str | None = None,
     workers: int = 0,
     overwrite: bool = False,
@@ -53,7 +53,7 @@ def patch(
         run: the run, or its folder. model: the run's model; None loads it again as the run was told to.
         images: where the run's images are now; None looks where they were.
         options: a `PatchOptions`, or give its fields by name: heads, edits, classes, per_class, joint, seed, …
-        held_out: a folder of images that give the mean values; else a share of the run's own (`PatchOptions.held_out`).
+        held_out: images that are not edited and give the mean values: a share of the run's own, or a folder.
         device: "cpu", "cuda", "auto", …; None leaves the model where it is.
         overwrite, resume: replace an earlier patching of this run, or go on with it. report: write the report again.
 
@@ -63,14 +63,16 @@ def patch(
     from sinklab.interventions.options import PatchOptions
     from sinklab.sinks.ranks import ranks
 
-    if options is not None and chosen:
-        raise InputError(f"Give options= or its fields ({', '.join(chosen)}), not both.")
+    if options is not None and (chosen or isinstance(held_out, float)):
+        raise InputError(f"Give options= or its fields ({', '.join(chosen) or 'held_out'}), not both.")
     opened = open_run(run) if isinstance(run, (str, Path)) else run
-    options = options or _options(PatchOptions, chosen)
+    folder = None if held_out is None or isinstance(held_out, float) else held_out
+    if options is None:
+        options = _options(PatchOptions, chosen | ({"held_out": held_out} if isinstance(held_out, float) else {}))
     if resume and overwrite:
         raise InputError("--resume goes on with a patching and --overwrite replaces it: give one of them.")
     with ranks() as own:
-        experiment = _experiment(opened, model, images, options, held_out, device, workers, own)
+        experiment = _experiment(opened, model, images, options, folder, device, workers, own)
         choice = experiment.choice()
         _run(experiment, choice, own, overwrite, resume, command, progress)
         if report and own.first:

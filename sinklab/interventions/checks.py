@@ -50,6 +50,16 @@ def routing_error(call: AttentionCall, before: Tensor, after: Tensor, keys: Tens
     return gap.sqrt() / _size(before, after)
 
 
+def recomputed_error(call: AttentionCall, before: Tensor, after: Tensor, v: Tensor, hidden: Tensor) -> Tensor:
+    """How far z' of one pair is from attention with values v [1 N D] and without the keys `hidden`, as above, [1]."""
+    gap = before.new_zeros(1, dtype=torch.float64)
+    for rows, pattern in _patterns(call, without=hidden):
+        blind = pattern.sum(-1, keepdim=True) == 0
+        expected = torch.where(blind, before[:, rows].double(), pattern @ v)
+        gap += (after[:, rows].double() - expected).square().sum((-2, -1))
+    return gap.sqrt() / _size(before, after)
+
+
 def _at(v: Tensor, keys: Tensor) -> Tensor:
     return v[torch.arange(len(keys), device=v.device), 0, keys].double()
 
@@ -74,5 +84,6 @@ def _pattern(call: AttentionCall, rows: slice, without: Tensor | None) -> Tensor
         bias = bias[:, 0].expand_as(logits)
         logits = (logits + bias.double()).masked_fill(hidden_by(call, bias), -torch.inf)
     if without is not None:
-        logits = logits.scatter(-1, without[:, None, None].expand(-1, logits.shape[1], 1), -torch.inf)
+        without = without.reshape(len(logits), 1, -1)  # keys of each pair
+        logits = logits.scatter(-1, without.expand(-1, logits.shape[1], -1), -torch.inf)
     return torch.nan_to_num(logits.softmax(-1), nan=0.0)

@@ -15,7 +15,7 @@ import torch
 from sinklab.errors import InputError, NotFoundError
 from sinklab.hooks.change import Changes
 from sinklab.hooks.manager import HookManager
-from sinklab.interventions.checks import TOLERANCE, identity_error, routing_error
+from sinklab.interventions.checks import TOLERANCE, identity_error, recomputed_error, routing_error
 from sinklab.interventions.replay import Unedited, resuming
 
 if TYPE_CHECKING:
@@ -79,27 +79,52 @@ class Editor:
         if routed:
             changes.hide(m.row[routed], m.head[routed], m.key[routed])
         after = changes.applied(z)
-        for members, value in ((valued, values), (routed, None)):
-            if members:
-                self._check(call, members, z, after, value)
+        self._check(call, valued, values, routed, z, after)
         self.fired.index_add_(0, m.row[own], torch.ones(len(own), dtype=torch.int64))
         for pair, count in changes.kept.items():
             self.kept[pair // z.shape[1]] += count
         return after
 
-    def _check(self, call: AttentionCall, members: list[int], z: Tensor, after: Tensor, value: Tensor | None) -> None:
-        m = self.members
-        rows, heads, keys = (x[members].to(z.device) for x in (m.row, m.head, m.key))
-        sub, before, then = call.pairs(rows, heads), z[rows, heads], after[rows, heads]
-        if z.device.type == "mps":  # no float64 there
-            sub, before, then, keys = sub.to("cpu"), before.cpu(), then.cpu(), keys.cpu()
-            value = None if value is None else value.cpu()
+    def _check(
+        self, call: AttentionCall, valued: list[int], values: Tensor, routed: list[int], z: Tensor, after: Tensor
+    ) -> None:
+        """Keep the worst error of every row: alone, an edit is held to its identity; several of a head to the sum."""
+        m, heads = self.members, z.shape[1]
+        pair = m.row * heads + m.head
+        counts = pair[valued + routed].bincount(minlength=len(self.fired) * heads)
+        several = [i for i in valued + routed if counts[pair[i]] > 1]
+        alone = set(valued + routed) - set(several)
+        places = {i: n for n, i in enumerate(valued)}
         with torch.autocast(z.device.type, enabled=False):
-            if value is None:
-                found = routing_error(sub, before, then, keys)
-            else:
-                found = identity_error(sub, before, then, keys, value)
-        self.error.scatter_reduce_(0, m.row[members], found.cpu(), "amax")
+            for members in ([i for i in valued if i in alone], [i for i in routed if i in alone]):
+                if members:
+                    sub, before, then, keys = self._pairs(call, members, z, after)
+                    if members[0] in places:
+                        own = values[[places[i] for i in members]].to(before.device)
+                        found = identity_error(sub, before, then, keys, own)
+                    else:
+                        found = routing_error(sub, before, then, keys)
+                    self.error.scatter_reduce_(0, m.row[members], found.cpu(), "amax")
+            for one in dict.fromkeys(int(pair[i]) for i in several):
+                members = [i for i in several if int(pair[i]) == one]
+                sub, before, then, _ = self._pairs(call, members[:1], z, after)
+                v = sub.v[:, 0].double()
+                for i in members:
+                    if i in places:
+                        v[0, m.key[i]] = values[places[i]].to(v)
+                hidden = m.key[[i for i in members if i not in places]].to(v.device)
+                found = recomputed_error(sub, before, then, v, hidden)
+                self.error[one // heads] = max(self.error[one // heads], found.cpu()[0])
+
+    def _pairs(
+        self, call: AttentionCall, members: list[int], z: Tensor, after: Tensor
+    ) -> tuple[AttentionCall, Tensor, Tensor, Tensor]:
+        """The members' own call, z before and after, and keys; on the CPU where the device has no float64."""
+        rows, heads, keys = (x[members].to(z.device) for x in (self.members.row, self.members.head, self.members.key))
+        sub, before, then = call.pairs(rows, heads), z[rows, heads], after[rows, heads]
+        if z.device.type == "mps":
+            return sub.to("cpu"), before.cpu(), then.cpu(), keys.cpu()
+        return sub, before, then, keys
 
 
 @contextmanager
