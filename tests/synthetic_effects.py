@@ -1,7 +1,6 @@
 """What a finished patching leaves in a run folder, without a model: tables of effects and verdicts that are planted.
 
-Every planted head says how it behaves; its effects on single images scatter around that behaviour. Intervals are
-mean ± 1.96 SEM, not a bootstrap: readers of these tables only show them.
+Every planted head says how it behaves; its effects on single images scatter around that behaviour.
 """
 
 from __future__ import annotations
@@ -120,8 +119,18 @@ def _rows(
         mean = float(seen.mean())
         sem = float(seen.std(ddof=1) / len(seen) ** 0.5) if len(seen) > 1 else float("nan")
         row = {"kind": kind, "name": name, "measure": measure, "images": images, "heads": heads, "mean": mean}
-        rows.append({**place, **row, "sem": sem, "low": mean - 1.96 * sem, "high": mean + 1.96 * sem})
+        low, high = _interval(seen)
+        rows.append({**place, **row, "sem": sem, "low": low, "high": high})
     return rows
+
+
+def _interval(seen: np.ndarray) -> tuple[float, float]:
+    """A 95 % bootstrap interval of the mean; NaN for a single value."""
+    if len(seen) < 2:
+        return float("nan"), float("nan")
+    again = np.random.default_rng(0).choice(seen, (200, len(seen))).mean(axis=1)
+    low, high = np.percentile(again, [2.5, 97.5])
+    return float(low), float(high)
 
 
 def _blocks(head: Edited) -> str:
