@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinklab.reports.sections import records
 from sinklab.reports.tables import each_row
 
 if TYPE_CHECKING:
@@ -138,32 +139,26 @@ def head_rows(causal: Causal) -> list[dict[str, Any]]:
     """One row per edited head, by class, layer and head: its effects (`cells`, one an edit), verdict and reason."""
     effects = causal.effects
     effects = effects[(effects["level"] == "head") & (effects["kind"] == "edit") & (effects["measure"] == MAIN)]
+    effects = effects[effects["class"].isin(CAUSAL_CLASSES)]
     verdicts = causal.verdicts[causal.verdicts["level"] == "head"]
-    said = {(row[1], row.layer, row.head): row for row in each_row(verdicts)}
-    places = {(row[1], row.layer, row.head) for row in each_row(effects)} | set(said)
+    said = {_place(row): row for row in records(verdicts[verdicts["class"].isin(CAUSAL_CLASSES)])}
+    places = {_place(row) for row in records(effects)} | set(said)
     rows = []
-    for name, layer, head in sorted(places, key=lambda place: (*_class_place(place[0]), place[1], place[2])):
-        mine = effects[(effects["class"] == name) & (effects["layer"] == layer) & (effects["head"] == head)]
-        cells = _cells(mine)
-        verdict = said.get((name, layer, head))
-        images = [cell.images for cell in cells.values()] or [int(verdict.images) if verdict else 0]
-        rows.append(
-            {
-                "class": name,
-                "layer": int(layer),
-                "head": int(head),
-                "images": max(images),
-                "cells": [cells.get(edit, Cell()) for edit in causal.edits],
-                "verdict": str(verdict.verdict) if verdict else "undecided",
-                "agrees": str(verdict.agrees) if verdict else "",
-                "reason": str(verdict.reason) if verdict else "no verdict was saved",
-            }
-        )
-    return [row for row in rows if row["class"] in CAUSAL_CLASSES]
+    for place in sorted(places, key=lambda each: (CAUSAL_CLASSES.index(each[0]), *each[1:])):
+        name, layer, head = place
+        cells = _cells(effects[(effects["class"] == name) & (effects["layer"] == layer) & (effects["head"] == head)])
+        verdict = said.get(place, {})
+        row = {"class": name, "layer": layer, "head": head}
+        row["images"] = max([cell.images for cell in cells.values()], default=int(verdict.get("images", 0)))
+        row["cells"] = [cells.get(edit, Cell()) for edit in causal.edits]
+        row["verdict"] = verdict.get("verdict", "undecided")
+        row["agrees"] = verdict.get("agrees", "")
+        rows.append(row | {"reason": verdict.get("reason", "no verdict was saved")})
+    return rows
 
 
-def _class_place(name: str) -> tuple[int, str]:
-    return (CAUSAL_CLASSES.index(name) if name in CAUSAL_CLASSES else len(CAUSAL_CLASSES), name)
+def _place(row: dict[str, Any]) -> tuple[str, int, int]:
+    return str(row["class"]), int(row["layer"]), int(row["head"])
 
 
 def joint_rows(causal: Causal, name: str) -> list[dict[str, Any]]:
@@ -175,7 +170,7 @@ def joint_rows(causal: Causal, name: str) -> list[dict[str, Any]]:
     for count in sorted(int(each) for each in mine["joint"].unique()):
         cells = _cells(mine[mine["joint"] == count])
         row = {"joint": count, "cells": [cells.get(edit, Cell()) for edit in causal.edits]}
-        rows.append(row | {"images": max(cell.images for cell in cells.values())})
+        rows.append(row | {"images": max((cell.images for cell in cells.values()), default=0)})
     return rows
 
 
