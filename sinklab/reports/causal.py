@@ -27,7 +27,7 @@ def absent(config: dict[str, Any], events: int) -> Markup:
     command = Markup("<code>sinklab patch RUN</code>")
     if isinstance(patch, dict):
         return Markup(
-            "Interventions on this run were begun and have left no table of effects (status “{}”); {} goes on with them."
+            "Interventions were begun but have left no table of effects (status “{}”); {} goes on with them."
         ).format(patch.get("status", "not recorded"), command)
     if not events:
         return Markup("Nothing was intervened on: no head sinks, so {} would find no head to edit.").format(command)
@@ -49,12 +49,10 @@ def class_findings(causal: Causal) -> list[dict[str, Any]]:
 
 def _class_finding(causal: Causal, name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     verdicts = _class_verdicts(causal, name)
-    blocks = shown_blocks(causal, name) or next(iter(verdicts), "")
-    others = [
-        f"{WHERE[each]}, counted apart: {_verdict_words(name, verdict)}"
-        for each, verdict in verdicts.items()
-        if each in ("1+", "0") and each != blocks and blocks != "all"
-    ]
+    blocks = shown_blocks(causal, name)
+    leading = blocks if blocks in verdicts else next(iter(verdicts), "")
+    others = [_sentence(_verdict_words(name, verdict)) for each, verdict in verdicts.items()
+              if each in ("1+", "0") and leading in ("1+", "0") and each != leading]  # fmt: skip
     against = [(head_name(row), BEHAVES.get(row["verdict"], row["verdict"]), row["reason"])
                for row in rows if row["agrees"] == "False"]  # fmt: skip
     undecided: dict[str, list[str]] = {}
@@ -63,7 +61,7 @@ def _class_finding(causal: Causal, name: str, rows: list[dict[str, Any]]) -> dic
             undecided.setdefault(row["reason"] or "no reason was saved", []).append(head_name(row))
     return {
         "name": name,
-        "lead": _lead(causal, name, verdicts.get(blocks), rows),
+        "lead": _lead(causal, name, verdicts.get(leading), rows),
         "numbers": _numbers(causal, name, blocks),
         "other": others,
         "tally": _tally(name, rows),
@@ -100,22 +98,27 @@ def _lead(causal: Causal, name: str, verdict: dict[str, Any] | None, rows: list[
     if verdict is None:
         return Markup("{} No verdict on the class was saved.").format(label.format(name, f"{titled}: undecided."))
     stated = {"True": "the interventions agree", "False": "the interventions do not agree"}
-    words = _verdict_words(name, verdict)
-    return Markup("{} {}.").format(
-        label.format(name, f"{titled}: {stated.get(verdict['agrees'], 'undecided')}."), words[0].upper() + words[1:]
+    return Markup("{} {}").format(
+        label.format(name, f"{titled}: {stated.get(verdict['agrees'], 'undecided')}."),
+        _sentence(_verdict_words(name, verdict)),
     )
 
 
+def _sentence(words: str) -> str:
+    return words[0].upper() + words[1:] + "."
+
+
 def _verdict_words(name: str, verdict: dict[str, Any]) -> str:
-    """ "observed as NOPs, and as NOPs these heads behave"; the table's reason follows."""
-    evidence = f"{plural(int(verdict['heads']), 'head')}, {plural(int(verdict['images']), 'image')}"
-    reason = f" ({verdict['reason']})" if verdict["reason"] else ""
+    """ "the heads observed as NOPs behave as such when edited (3 heads in layers ≥ 1, 24 images: …)"."""
+    where = WHERE.get(str(verdict["blocks"]), "")
+    evidence = f"{plural(int(verdict['heads']), 'head')} in {where}, {plural(int(verdict['images']), 'image')}"
+    evidence += f": {verdict['reason']}" if verdict["reason"] else ""
     if verdict["agrees"] == "True":
-        return f"the heads observed as {LIKENED[name][1]} behave as such when edited; {evidence}{reason}"
+        return f"the heads observed as {LIKENED[name][1]} behave as such when edited ({evidence})"
     if verdict["agrees"] == "False":
         like = {"nop": "like NOPs", "broadcast": "like broadcasts"}.get(verdict["verdict"], "like neither class")
-        return f"the heads observed as {LIKENED[name][1]} behave {like} when edited; {evidence}{reason}"
-    return f"the evidence does not decide; {evidence}{reason}"
+        return f"the heads observed as {LIKENED[name][1]} behave {like} when edited ({evidence})"
+    return f"whether the heads observed as {LIKENED[name][1]} behave as such is not settled ({evidence})"
 
 
 def _numbers(causal: Causal, name: str, blocks: str) -> str:
