@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from markupsafe import Markup
 
@@ -163,7 +163,7 @@ def _all_null_held(checks: dict[str, Any]) -> bool | None:
     return held >= tried if _is_number(held) and _is_number(tried) else None
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
