@@ -28,13 +28,14 @@ def effects_figure(causal: Causal) -> captions.Drawn | None:
     if not table["mean"].notna().any():
         return None
     said = [_panel_words(causal, table, name) for name in CAUSAL_CLASSES]
+    seen = " ".join(_alt_words(table, name) for name in CAUSAL_CLASSES)
+    blocks = {name: shown_blocks(causal, name) for name in CAUSAL_CLASSES}
     scale = "logarithmic above its first mark, so that small and large bars both show; 0 is at the bottom"
     scale = f" The axis is {scale}." if threshold(table) else ""
     hollow = bool(((table["drawn"] == "dot") & (table["blocks"] == "0")).any())
     return captions.drawn_twice(
         "fig6-causal-effects",
-        lambda width: draw_effects(table, causal.edits, {name: shown_blocks(causal, name) for name in CAUSAL_CLASSES},
-                                   width),
+        lambda width: draw_effects(table, causal.edits, blocks, width),
         title="What follows when a sink is edited",
         reading="Bars are class means of the relative change of the patch tokens, with 95 % intervals over heads; each "
         f"dot is one head{', a hollow one a head of layer 0' if hollow else ''}. Under each bar stand the edit and its "
@@ -42,9 +43,9 @@ def effects_figure(causal: Causal) -> captions.Drawn | None:
         "mind losing its value but minds getting a real one or losing its place; a broadcast minds losing its value, "
         f"not trading it for another image’s. “Control” zeroes an ordinary patch’s value instead of the sink’s.{scale}",
         counts=f"n = {'; '.join(said)}; classes by the definition “{causal.patch.get('definition', 'causal')}”.",
-        alt=f"Bars of the relative change of the patch tokens by edit. {' '.join(_alt_words(table, name) for name in CAUSAL_CLASSES)}",  # noqa: E501
+        alt=f"Bars of the relative change of the patch tokens by edit. {seen}",
         table=table,
-    )  # fmt: skip
+    )
 
 
 def _panel_words(causal: Causal, table: pd.DataFrame, name: str) -> str:
@@ -67,7 +68,7 @@ def _alt_words(table: pd.DataFrame, name: str) -> str:
     bars = records(table[(table["class"] == name) & (table["drawn"] == "bar")])
     dots = table[(table["class"] == name) & (table["drawn"] == "dot")]
     heads = plural(len(dots[["layer", "head"]].drop_duplicates()), f"{CLASS_NAME[name]} head")
-    means = joined([f"{row['name']} {number(row['mean'])}" for row in bars])
+    means = joined([f"{SHORT.get(row['name'], row['name'])} {number(row['mean'])}" for row in bars])
     return f"{heads}{': ' if means else ''}{means}."
 
 

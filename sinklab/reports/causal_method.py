@@ -107,7 +107,7 @@ def _effect_words(causal: Causal) -> Markup:
 def _check_words(checks: dict[str, Any]) -> Markup:
     words = []
     if _is_number(checks.get("null_edits")):
-        held = {True: "all left the output bit-identical", False: "not all left the output bit-identical"}
+        held: dict[bool | None, str] = {True: "all left the output bit-identical", False: "not all bit-identical"}
         words.append(
             f"{plural(checks['null_edits'], 'null edit')} (the sink’s own value put back): "
             f"{held.get(_all_null_held(checks), 'result not recorded')}."
