@@ -109,16 +109,17 @@ def _sentence(words: str) -> str:
 
 
 def _verdict_words(name: str, verdict: dict[str, Any]) -> str:
-    """ "the heads observed as NOPs behave as such when edited (3 heads in layers ≥ 1, 24 images: …)"."""
-    where = WHERE.get(str(verdict["blocks"]), "")
-    evidence = f"{plural(int(verdict['heads']), 'head')} in {where}, {plural(int(verdict['images']), 'image')}"
+    """ "in layers ≥ 1 the heads observed as NOPs behave as such when edited (3 heads, 24 images: …)"."""
+    where = WHERE.get(str(verdict["blocks"]), "these layers")
+    evidence = f"{plural(int(verdict['heads']), 'head')}, {plural(int(verdict['images']), 'image')}"
     evidence += f": {verdict['reason']}" if verdict["reason"] else ""
+    heads = f"the heads observed as {LIKENED[name][1]}"
     if verdict["agrees"] == "True":
-        return f"the heads observed as {LIKENED[name][1]} behave as such when edited ({evidence})"
+        return f"in {where} {heads} behave as such when edited ({evidence})"
     if verdict["agrees"] == "False":
         like = {"nop": "like NOPs", "broadcast": "like broadcasts"}.get(verdict["verdict"], "like neither class")
-        return f"the heads observed as {LIKENED[name][1]} behave {like} when edited ({evidence})"
-    return f"whether the heads observed as {LIKENED[name][1]} behave as such is not settled ({evidence})"
+        return f"in {where} {heads} behave {like} when edited ({evidence})"
+    return f"in {where} it is not settled whether {heads} behave as such ({evidence})"
 
 
 def _numbers(causal: Causal, name: str, blocks: str) -> str:
@@ -138,22 +139,27 @@ def _numbers(causal: Causal, name: str, blocks: str) -> str:
 
 
 def _tally(name: str, rows: list[dict[str, Any]]) -> str:
-    """ "Of the 5 NOP heads edited, 3 agree, 1 does not and 1 is undecided."."""
+    """ "Of 5 edited NOP heads, 3 agree, 1 does not and 1 is undecided."; what nothing counts to is left out."""
     if not rows:
         return ""
-    counts = _counts(rows)
-    parts = [
-        f"{counts['agree'] or 'none'} {'agrees' if counts['agree'] <= 1 else 'agree'}",
-        f"{counts['against'] or 'none'} {'does' if counts['against'] <= 1 else 'do'} not",
-        f"{counts['undecided'] or 'none'} {'is' if counts['undecided'] <= 1 else 'are'} undecided",
-    ]
-    return f"Of {plural(len(rows), f'edited {CLASS_NAME[name]} head')}, {joined(parts)}."
+    agree, against, undecided = _counts(rows)
+    one = "agrees" if agree else "does not agree" if against else "is undecided"
+    if len(rows) == 1:
+        return f"The one edited {CLASS_NAME[name]} head {one}."
+    edited = f"{len(rows)} edited {CLASS_NAME[name]} heads"
+    if len(rows) in (agree, against, undecided):
+        return f"Of {edited}, {'all agree' if agree else 'none agrees' if against else 'all are undecided'}."
+    parts = [f"{agree or 'none'} {'agrees' if agree < 2 else 'agree'}"]
+    parts += [f"{against} {'does' if against == 1 else 'do'} not"] if against else []
+    parts += [f"{undecided} {'is' if undecided == 1 else 'are'} undecided"] if undecided else []
+    return f"Of {edited}, {joined(parts)}."
 
 
-def _counts(rows: list[dict[str, Any]]) -> dict[str, int]:
+def _counts(rows: list[dict[str, Any]]) -> tuple[int, int, int]:
+    """How many heads agree, do not agree, are undecided."""
     agree = sum(row["agrees"] == "True" for row in rows)
     against = sum(row["agrees"] == "False" for row in rows)
-    return {"agree": agree, "against": against, "undecided": len(rows) - agree - against}
+    return agree, against, len(rows) - agree - against
 
 
 def verdict_sentence(causal: Causal) -> Markup:
@@ -181,6 +187,8 @@ def _clause(name: str, rows: list[dict[str, Any]], verdict: dict[str, Any] | Non
         said = f"the {heads} behave {BEHAVES.get(verdict['verdict'], 'like neither')}, against what was observed"
     else:
         said = f"the class of the {heads} stays undecided"
-    counts = _counts(rows)
-    tally = f"{counts['agree']} of {len(rows)} agree, {counts['against']} against, {counts['undecided']} undecided"
+    agree, against, undecided = _counts(rows)
+    tally = f"{agree} of {plural(len(rows), 'head')} {'agrees' if agree == 1 else 'agree'}"
+    tally += f", {against} {'does' if against == 1 else 'do'} not" if against else ""
+    tally += f", {undecided} undecided" if undecided else ""
     return Markup('<strong class="{}-text">{}</strong> ({})').format(name, said, tally)

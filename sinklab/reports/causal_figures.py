@@ -49,19 +49,18 @@ def effects_figure(causal: Causal) -> captions.Drawn | None:
 
 
 def _panel_words(causal: Causal, table: pd.DataFrame, name: str) -> str:
-    """ "NOP: 3 heads in layers ≥ 1, 24 images; 1 head of layer 0 as dots only"."""
+    """ "5 NOP heads, bars over 3 of them (layers ≥ 1, 24 images)"."""
     mine = table[table["class"] == name]
     bars, dots = mine[mine["drawn"] == "bar"], mine[mine["drawn"] == "dot"]
-    drawn = dots[["layer", "head"]].drop_duplicates()
-    if not len(dots):
-        return f"{CLASS_NAME[name]}: no head"
-    blocks = shown_blocks(causal, name)
-    shown = f"{CLASS_NAME[name]}: {plural(len(drawn), 'dot')}"
+    heads = len(dots[["layer", "head"]].drop_duplicates())
+    stated = f"{heads or 'no'} {CLASS_NAME[name]} {'head' if heads == 1 else 'heads'}"
     if not len(bars):
-        return f"{shown}, {plural(int(dots['images'].max()), 'image')} and no bars, too few images for a class mean"
-    means = f"bars over {plural(int(bars['heads'].max()), 'head')} in {BLOCK_WORDS[blocks]}"
-    only = " (paler, for no head of a later layer has a mean)" if blocks == "0" else ""
-    return f"{shown}; {means}{only}, {plural(int(bars['images'].max()), 'image')}"
+        most = plural(int(dots["images"].max()), "image") if len(dots) else ""
+        return f"{stated} ({most}; no bars, for no head has enough images for a class mean)" if most else stated
+    blocks = shown_blocks(causal, name)
+    only = ", paler, for no head of a later layer has a mean" if blocks == "0" else ""
+    over = f"{int(bars['heads'].max())} of them ({BLOCK_WORDS[blocks]}{only}"
+    return f"{stated}, bars over {over}, {plural(int(bars['images'].max()), 'image')})"
 
 
 def _alt_words(table: pd.DataFrame, name: str) -> str:

@@ -61,9 +61,7 @@ def _heads_words(patch: dict[str, Any]) -> Markup:
         sentences.append("they were named by hand, not chosen by their events")
     words = ". ".join(_capital(each) for each in sentences) + "."
     if _is_number(used) and _is_number(usual) and used < usual:
-        words += (
-            f" The usual minimum of {plural(usual, 'event')} was lowered to {used}, or fewer heads could be tested."
-        )
+        words += f" The usual minimum of {plural(usual, 'event')} was lowered to {used}: too few heads reach it here."
     enough = patch.get("min_events_analysis")
     if _is_number(enough):
         words += f" With fewer than {plural(enough, 'edited image')} a head gets no verdict and enters no class mean."

@@ -24,7 +24,7 @@ EDIT_MEANING = {
     "donor": "the sink’s value becomes the sink’s value in another image, the donor",
     "ordinary": "the sink’s value becomes that of an ordinary patch of the donor",
     "route": "the sink is removed as a key; each query’s other attention is scaled up to sum to 1",
-    "zero_ordinary": "control: the value of an ordinary patch, not the sink’s, is set to zero",
+    "zero_ordinary": "the value of an ordinary patch, not the sink’s, is set to zero (zero_ordinary in the tables)",
 }
 SMALL = {"nop": ("zero", "mean", "donor"), "broadcast": ("mean", "donor")}
 LARGE = {"nop": ("ordinary", "route"), "broadcast": ("zero", "route")}
