@@ -181,6 +181,7 @@ def _clause(name: str, rows: list[dict[str, Any]], verdict: dict[str, Any] | Non
     if not rows and verdict is None:
         return Markup("no {} was there to test").format(f"{CLASS_NAME[name]} head")
     agrees = verdict["agrees"] if verdict else ""
+    heads += " of layer 0" if verdict and verdict["blocks"] == "0" else ""
     if agrees == "True":
         said = f"the {heads} behave as {LIKENED[name][1]}"
     elif verdict and agrees == "False":
@@ -188,7 +189,7 @@ def _clause(name: str, rows: list[dict[str, Any]], verdict: dict[str, Any] | Non
     else:
         said = f"the class of the {heads} stays undecided"
     agree, against, undecided = _counts(rows)
-    tally = f"{agree} of {plural(len(rows), 'head')} {'agrees' if agree == 1 else 'agree'}"
-    tally += f", {against} {'does' if against == 1 else 'do'} not" if against else ""
+    tally = f"{agree} of {len(rows)} agree" + (f", {against} {'does' if against == 1 else 'do'} not" if against else "")
     tally += f", {undecided} undecided" if undecided else ""
+    tally = "one head" if len(rows) == 1 else tally
     return Markup('<strong class="{}-text">{}</strong> ({})').format(name, said, tally)

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinklab.reports import captions, drawing
-from sinklab.reports.effects import CAUSAL_CLASSES, LARGE, SMALL, Causal, effects_table, shown_blocks
+from sinklab.reports.effects import (
+    CAUSAL_CLASSES,
+    LARGE,
+    SMALL,
+    Causal,
+    effects_table,
+    joint_table,
+    shown_blocks,
+)
 from sinklab.reports.palette import CLASS_COLOUR, CLASS_NAME, INK, MUTED, PAPER
 from sinklab.reports.sections import records
 from sinklab.reports.wording import joined, number, plural
@@ -17,6 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHORT = {"zero_ordinary": "control"}
+MARKERS = ("o", "s", "D", "^", "v", "x")
+"""One an edit, so that lines of one class stand apart without a colour of their own."""
 BLOCK_WORDS = {"1+": "layers ≥ 1", "0": "layer 0", "all": "all layers"}
 LIVELY = 12
 """A linear axis serves as long as the panel with the smaller bars fills at least this fraction, 1/12, of it."""
@@ -127,7 +137,7 @@ def _panel(axes: Axes, mine: pd.DataFrame, name: str, edits: Sequence[str], bloc
 def _tick_label(name: str, edit: str, means: dict[str, float]) -> str:
     sign = "▽ " if edit in SMALL[name] else "▲ " if edit in LARGE[name] else ""
     short = SHORT.get(edit, edit)[:12].replace("$", r"\$")
-    return f"{short}\n{sign}{number(means[edit]) if edit in means else '–'}"
+    return f"{short}\n{sign}{number(means[edit])}" if edit in means else f"{short}\n "
 
 
 def _shifts(count: int) -> list[float]:
@@ -177,10 +187,73 @@ def _handles(table: pd.DataFrame) -> list[Any]:
     dots = table[table["drawn"] == "dot"]
     point: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 4.5, "markeredgecolor": INK,
                              "markeredgewidth": 0.7}  # fmt: skip
-    handles: list[Any] = [Patch(facecolor=MUTED, alpha=0.6, label="mean over heads"),
-                          Line2D([], [], color=INK, linewidth=1.4, label="95 % interval")]  # fmt: skip
+    handles: list[Any] = []
+    if (table["drawn"] == "bar").any():
+        handles.append(Patch(facecolor=MUTED, alpha=0.6, label="mean over heads"))
+    if (table["low"].notna() & (table["drawn"] == "bar")).any():
+        handles.append(Line2D([], [], color=INK, linewidth=1.4, label="95 % interval"))
     if (dots["blocks"] != "0").any():
         handles.append(Line2D([], [], **point, color=MUTED, label="one head"))
     if (dots["blocks"] == "0").any():
         handles.append(Line2D([], [], **point, color=PAPER, label="one head of layer 0"))
     return handles
+
+
+def joint_figure(causal: Causal) -> captions.Drawn | None:
+    """Heads of a class edited together, with its words; None unless a class has more than one number of heads."""
+    table = joint_table(causal)
+    if not len(table) or table.groupby("class")["joint"].nunique().max() < 2:
+        return None
+    parts, seen = [], []
+    for name in CAUSAL_CLASSES:
+        mine = table[table["class"] == name]
+        if not len(mine):
+            parts.append(f"no {CLASS_NAME[name]} heads")
+            continue
+        last = mine[mine["joint"] == mine["joint"].max()]
+        heads = plural(int(last["joint"].max()), f"{CLASS_NAME[name]} head")
+        parts.append(f"up to {heads}, {plural(int(mine['images'].max()), 'image')}")
+        means = joined([f"{SHORT.get(row['name'], row['name'])} {number(row['mean'])}" for row in records(last)])
+        seen.append(f"{heads} together: {means}.")
+    return captions.drawn_twice(
+        "fig6-joint-effects",
+        lambda width: draw_joint(table, causal.edits, width),
+        title="What follows when several heads are edited at once",
+        reading="Relative change of the patch tokens when the first k chosen heads of a class are edited together, one "
+        "line an edit; the band is the 95 % interval. Full lines are edits that the class’s signature expects to "
+        "change much, dashed ones those that it expects to change little, dotted ones neither.",
+        counts=f"n = {'; '.join(parts)}; classes by the definition “{causal.patch.get('definition', 'causal')}”.",
+        alt=f"Lines of the relative change of the patch tokens by the number of heads edited. {' '.join(seen)}",
+        table=table,
+    )
+
+
+def draw_joint(table: pd.DataFrame, edits: Sequence[str], width: float = drawing.WIDE) -> Figure:
+    """Effect against the number of heads edited together: table as `joint_table` gives it."""
+    from matplotlib.lines import Line2D
+
+    narrow = drawing.is_narrow(width)
+    with drawing.paper(width, 5.2 if narrow else 3.1) as figure:
+        panels = figure.subplots(2, 1, sharey=True) if narrow else figure.subplots(1, 2, sharey=True)
+        for name, axes in zip(CAUSAL_CLASSES, panels, strict=True):
+            mine = table[table["class"] == name]
+            for place, edit in enumerate(edits):
+                rows = mine[mine["name"] == edit].sort_values("joint")
+                style = "-" if edit in LARGE[name] else (0, (5, 2)) if edit in SMALL[name] else (0, (1, 2))
+                axes.plot(rows["joint"], rows["mean"], color=CLASS_COLOUR[name], linewidth=1.2, linestyle=style,
+                          marker=MARKERS[place % len(MARKERS)], markersize=4.5, markerfacecolor=PAPER)  # fmt: skip
+                axes.fill_between(rows["joint"], rows["low"], rows["high"], color=CLASS_COLOUR[name], alpha=0.12,
+                                  linewidth=0)  # fmt: skip
+            ticks = sorted(int(count) for count in mine["joint"].unique())
+            axes.set_xticks(drawing.layer_ticks(ticks, 10) if ticks else [])
+            axes.set_title(f"{CLASS_NAME[name]} heads", color=CLASS_COLOUR[name])
+            axes.set_xlabel("heads edited together, k")
+            axes.grid(axis="y")
+        panels[0].set_ylim(bottom=0)
+        for axes in panels if narrow else panels[:1]:
+            axes.set_ylabel("relative change" if narrow else "relative change of patch tokens")
+        handles = [Line2D([], [], color=MUTED, linestyle="none", marker=MARKERS[place % len(MARKERS)], markersize=5,
+                          markerfacecolor=PAPER, label=SHORT.get(edit, edit)[:12].replace("$", r"\$"))
+                   for place, edit in enumerate(edits)]  # fmt: skip
+        figure.legend(handles=handles, loc="outside upper left", ncols=3 if narrow else 6)
+    return figure

@@ -161,11 +161,20 @@ def _place(row: dict[str, Any]) -> tuple[str, int, int]:
     return str(row["class"]), int(row["layer"]), int(row["head"])
 
 
+def joint_table(causal: Causal) -> pd.DataFrame:
+    """The effects of heads edited together, long: class, joint (how many heads), name, mean, low, high, …"""
+    effects = causal.effects
+    rows = effects[(effects["joint"] > 0) & (effects["kind"] == "edit") & (effects["measure"] == MAIN)]
+    rows = rows[rows["class"].isin(CAUSAL_CLASSES) & rows["name"].isin(causal.edits)]
+    rows = rows.drop_duplicates(["class", "joint", "name"])
+    columns = ["class", "joint", "name", "measure", "images", "heads", "mean", "low", "high"]
+    return rows[columns].sort_values(["class", "joint"], kind="stable", ignore_index=True)
+
+
 def joint_rows(causal: Causal, name: str) -> list[dict[str, Any]]:
     """One row per k: the effect of editing the class's k first heads together (`cells`, one an edit)."""
-    effects = causal.effects
-    mine = effects[(effects["joint"] > 0) & (effects["class"] == name)]
-    mine = mine[(mine["kind"] == "edit") & (mine["measure"] == MAIN)]
+    mine = joint_table(causal)
+    mine = mine[mine["class"] == name]
     rows = []
     for count in sorted(int(each) for each in mine["joint"].unique()):
         cells = _cells(mine[mine["joint"] == count])

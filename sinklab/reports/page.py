@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from markupsafe import Markup
 
 from sinklab.reports import captions, causal, causal_method, effects, overlays, sections, tables, wording
-from sinklab.reports.causal_figures import effects_figure
+from sinklab.reports.causal_figures import effects_figure, joint_figure
 from sinklab.reports.figures import fullness
 from sinklab.reports.palette import CLASS_NAME, CLASSES, HEAT_RAMP, KIND_GLYPH, KIND_NAME
 from sinklab.reports.verdict import Verdict, give_verdict
@@ -125,8 +125,9 @@ def draw_figures(found: Findings) -> dict[str, captions.Drawn]:
     events = int(found.table["events"].sum())
     counted = captions.Counted(images=found.verdict.numbers["images"], events=events, rule=found.rule.name)
     drawn: dict[str, captions.Drawn] = {}
-    if found.causal is not None and (figure := effects_figure(found.causal)) is not None:
-        drawn["effects"] = figure
+    if found.causal is not None:
+        named = {"effects": effects_figure(found.causal), "joint": joint_figure(found.causal)}
+        drawn |= {name: figure for name, figure in named.items() if figure is not None}
     if not len(found.table):
         return drawn
     drawn |= {
