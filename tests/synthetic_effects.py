@@ -5,7 +5,7 @@ Every planted head says how it behaves; its effects on single images scatter aro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,7 @@ def synthetic_effects(
             group = [head for head in mine if blocks in ("all", _blocks(head))]
             place = {"level": "class", "class": named, "blocks": blocks, "layer": -1, "head": -1, "joint": 0}
             for measure in measures if group else ():
-                means = _over_heads(group, lambda head, measure=measure: drawn[head][measure])
+                means = _over_heads([drawn[head][measure] for head in group])
                 rows += _rows(place, measure, means, max(head.images for head in group), len(group))
         for count in range(1, len(mine) + 1) if joint else ():
             place = {"level": "class", "class": named, "blocks": "all", "layer": -1, "head": -1, "joint": count}
@@ -101,9 +101,10 @@ def _drawn(draw: np.random.Generator, head: Edited, measure: str) -> dict[str, n
     return values
 
 
-def _over_heads(group: Sequence[Edited], of: Callable[[Edited], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {edit: np.array([of(head)[edit].mean() for head in group if edit in of(head)])
-            for edit in EDITS if any(edit in of(head) for head in group)}  # fmt: skip
+def _over_heads(heads: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """One value a head, its mean over images, for every edit that any head had."""
+    means = {edit: [head[edit].mean() for head in heads if edit in head] for edit in EDITS}
+    return {edit: np.array(values) for edit, values in means.items() if values}
 
 
 def _rows(

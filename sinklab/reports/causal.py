@@ -89,9 +89,10 @@ def _class_verdicts(causal: Causal, name: str) -> dict[str, dict[str, Any]]:
 def _lead(causal: Causal, name: str, verdict: dict[str, Any] | None, rows: list[dict[str, Any]]) -> Markup:
     label = Markup('<strong class="{}-text">{}</strong>')
     titled = {"nop": "NOP", "broadcast": "Broadcast"}[name]
-    if not rows and verdict is None:
+    if not rows:
         wanted = name in (causal.patch.get("classes") or CAUSAL_CLASSES)
         why = "no head had enough events of this class" if wanted else "this class was not asked for"
+        why = verdict["reason"] if verdict and verdict["reason"] else why
         return Markup("{} No {} head was edited: {}. The interventions say nothing about this class.").format(
             label.format(name, f"{titled}: no evidence."), CLASS_NAME[name], why
         )
@@ -178,7 +179,7 @@ def verdict_sentence(causal: Causal) -> Markup:
 
 def _clause(name: str, rows: list[dict[str, Any]], verdict: dict[str, Any] | None) -> Markup:
     heads = f"{CLASS_NAME[name]} heads"
-    if not rows and verdict is None:
+    if not rows:
         return Markup("no {} was there to test").format(f"{CLASS_NAME[name]} head")
     agrees = verdict["agrees"] if verdict else ""
     heads += " of layer 0" if verdict and verdict["blocks"] == "0" else ""

@@ -118,7 +118,7 @@ def _panel(axes: Axes, mine: pd.DataFrame, name: str, edits: Sequence[str], bloc
         for shift, row in zip(shifts, records(dots), strict=True):
             axes.plot(place + shift, row["mean"], marker="o", markersize=4.2 if len(dots) <= 12 else 3.2,
                       color=PAPER if row["blocks"] == "0" else colour, markeredgecolor=INK, markeredgewidth=0.7,
-                      linestyle="none", zorder=4, gid=f"dot-{name}", clip_on=False)  # fmt: skip
+                      linestyle="none", zorder=4, label=f"_dot-{name}", clip_on=False)  # fmt: skip
     for row in records(mine[(mine["drawn"] == "bar") & mine["low"].notna()]):
         at = edits.index(row["name"])
         axes.vlines(at, row["low"], row["high"], color=INK, linewidth=1.4, zorder=5)

@@ -26,6 +26,8 @@ EDIT_MEANING = {
     "route": "the sink is removed as a key; each query’s other attention is scaled up to sum to 1",
     "zero_ordinary": "the value of an ordinary patch, not the sink’s, is set to zero (zero_ordinary in the tables)",
 }
+CONTRASTS = ("ordinary - zero", "route - zero", "donor - ordinary", "zero - donor", "zero - mean", "route - donor",
+             "route - mean")  # fmt: skip
 SMALL = {"nop": ("zero", "mean", "donor"), "broadcast": ("mean", "donor")}
 LARGE = {"nop": ("ordinary", "route"), "broadcast": ("zero", "route")}
 """The signature of a class: which edits should change little, and which much in comparison."""
@@ -88,9 +90,12 @@ def read_causal(path: Path, config: dict[str, Any]) -> Causal | None:
     words = {"level": str, "class": str, "blocks": str}
     order = ["level", "class", "layer", "head"]
     shown = pd.read_csv(verdicts, dtype={**words, "verdict": str, "agrees": str, "reason": str})
-    shown = shown.fillna({"agrees": "", "reason": ""}).sort_values(order, kind="stable")
+    shown = shown.fillna({"agrees": "", "reason": ""}).sort_values([*order, "blocks"], ignore_index=True)
     read = pd.read_csv(effects, dtype={**words, "kind": str, "name": str, "measure": str})
-    return Causal(patch=patch, effects=read.sort_values([*order, "joint"], kind="stable"), verdicts=shown)
+    places = {name: place for place, name in enumerate((*EDIT_MEANING, *CONTRASTS))}
+    read = read.assign(place=read["name"].map(places).fillna(len(places)))
+    read = read.sort_values([*order, "joint", "blocks", "kind", "place", "name", "measure"], ignore_index=True)
+    return Causal(patch=patch, effects=read.drop(columns="place"), verdicts=shown)
 
 
 def shown_blocks(causal: Causal, name: str) -> str:
@@ -123,7 +128,6 @@ def class_groups(causal: Causal, name: str) -> list[dict[str, Any]]:
         for kind in ("edit", "contrast"):
             columns = [class_cells(causal, name, blocks, measure, kind) for measure in causal.measures]
             named = list(dict.fromkeys(each for column in columns for each in column))
-            named.sort(key=lambda each: causal.edits.index(each) if each in causal.edits else len(causal.edits))
             group[kind] = [_row(each, columns) for each in named]
         groups.append(group)
     return groups
@@ -168,7 +172,7 @@ def joint_table(causal: Causal) -> pd.DataFrame:
     rows = rows[rows["class"].isin(CAUSAL_CLASSES) & rows["name"].isin(causal.edits)]
     rows = rows.drop_duplicates(["class", "joint", "name"])
     columns = ["class", "joint", "name", "measure", "images", "heads", "mean", "low", "high"]
-    return rows[columns].sort_values(["class", "joint"], kind="stable", ignore_index=True)
+    return rows[columns].reset_index(drop=True)
 
 
 def joint_rows(causal: Causal, name: str) -> list[dict[str, Any]]:
