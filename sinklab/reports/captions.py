@@ -53,7 +53,7 @@ class Counted:
         return stated + (f"; classes by the definition “{definition.name}”." if definition else ".")
 
 
-def _drawn(name: str, draw: Callable[[float], Figure], **words: Any) -> Drawn:
+def drawn_twice(name: str, draw: Callable[[float], Figure], **words: Any) -> Drawn:
     """Draws for the desktop and for a phone; the files on disk are the desktop's."""
     wide, narrow = draw(drawing.WIDE), draw(drawing.NARROW)
     svg = svg_markup(wide, name)
@@ -80,7 +80,7 @@ def kinds_figure(kinds: pd.DataFrame, counted: Counted) -> Drawn:
     if len(known):
         top = next(each_row(known.sort_values("inflow", ascending=False, kind="stable")))
         peak = f" The highest mean inflow is {fixed(top.inflow)}, on {KIND_NAME[top.kind]} in layer {top.layer}."
-    return _drawn(
+    return drawn_twice(
         "fig4-token-kinds",
         lambda width: figures.draw_kinds(kinds, width),
         title="Which token draws the most attention, layer by layer",
@@ -105,7 +105,7 @@ def frequency_figure(table: pd.DataFrame, definition: SinkDefinition, counted: C
     )
     seen = f" The fullest: {joined(fullest)}." if fullest else " Every cell is empty."
     kept = ["layer", "head", "images", "events", "frequency", column]
-    return _drawn(
+    return drawn_twice(
         "fig5-event-frequency",
         lambda width: figures.draw_frequency(table, definition.name, width),
         title="How often each head is sunk",
@@ -137,7 +137,7 @@ def plane_figure(table: pd.DataFrame, definition: SinkDefinition, counted: Count
     ranks = drawn["median_stable_rank"]
     spread = f" Stable ranks run from {number(ranks.min(), 3)} to {number(ranks.max(), 3)}." if len(drawn) else ""
     kept = ["layer", "head", "images", "events", "kind", axis, "median_stable_rank", f"class_{definition.name}"]
-    return _drawn(
+    return drawn_twice(
         "fig7-value-and-rank" + ("" if primary else f"-{definition.name}"),
         lambda width: figures.draw_plane(table, definition, width),
         title=f"NOP or broadcast: value ratio and stable rank (definition “{definition.name}”)",
@@ -158,7 +158,7 @@ def routes_figure(routes: pd.DataFrame, definition: SinkDefinition, counted: Cou
     quiet = routes[(routes["events"] == 0) & routes["sigma1_share"].notna()]
     tall = int((sunk["token_norm_ratio"] >= 2).sum())
     against = f" against {number(quiet['sigma1_share'].median())} over the heads without events" if len(quiet) else ""
-    return _drawn(
+    return drawn_twice(
         "lemma3-routes",
         lambda width: figures.draw_routes(routes, definition.name, width),
         title="Two routes to a sink: a spectral spike, or a massive activation",

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from markupsafe import Markup
 
-from sinklab.reports import captions, overlays, sections, tables, wording
+from sinklab.reports import captions, causal, causal_method, effects, overlays, sections, tables, wording
+from sinklab.reports.causal_figures import effects_figure, joint_figure
 from sinklab.reports.figures import fullness
 from sinklab.reports.palette import CLASS_NAME, CLASSES, HEAT_RAMP, KIND_GLYPH, KIND_NAME
 from sinklab.reports.verdict import Verdict, give_verdict
@@ -55,6 +56,8 @@ class Findings:
     routes: pd.DataFrame
     has_spectrum: bool
     verdict: Verdict
+    causal: effects.Causal | None
+    """None for a run without interventions."""
 
 
 def write_report(run: SavedRun) -> Path:
@@ -105,6 +108,7 @@ def gather(run: SavedRun) -> Findings:
         routes=routes,
         has_spectrum=has_spectrum,
         verdict=give_verdict(heads, table, own_counts, rule, definition),
+        causal=effects.read_causal(run.path, run.config),
     )
 
 
@@ -120,9 +124,13 @@ def draw_figures(found: Findings) -> dict[str, captions.Drawn]:
     """The page's figures by the section that holds them; those about sunk heads are absent if no head sinks."""
     events = int(found.table["events"].sum())
     counted = captions.Counted(images=found.verdict.numbers["images"], events=events, rule=found.rule.name)
+    drawn: dict[str, captions.Drawn] = {}
+    if found.causal is not None:
+        named = {"effects": effects_figure(found.causal), "joint": joint_figure(found.causal)}
+        drawn |= {name: figure for name, figure in named.items() if figure is not None}
     if not len(found.table):
-        return {}
-    drawn = {
+        return drawn
+    drawn |= {
         "kinds": captions.kinds_figure(found.kinds, counted),
         "frequency": captions.frequency_figure(found.table, found.definition, counted),
     }
@@ -140,6 +148,9 @@ def _with_labels(figure: captions.Drawn, found: Findings) -> pd.DataFrame:
     """The plotted numbers with the rule and the definition that they rest on."""
     if figure.name.startswith("fig4"):
         return tables.labelled(figure.table, rule="none")
+    if figure.name.startswith("fig6") and found.causal is not None:
+        named_so = str(found.causal.patch.get("definition", "causal"))
+        return tables.labelled(figure.table, rule=found.rule.name, definition=named_so)
     columns = [str(name) for name in figure.table]
     named = [name.removeprefix("class_") for name in columns if name.startswith("class_")]
     return tables.labelled(figure.table, rule=found.rule.name, definition="+".join(named))
@@ -164,15 +175,17 @@ def render(
     photographs: list[overlays.Photograph],
 ) -> str:
     """The page as text; every name that a user chose is escaped."""
-    from jinja2 import Environment, StrictUndefined
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    assets = files("sinklab") / "assets"
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        loader=FunctionLoader(lambda name: (assets / name).read_text(encoding="utf-8")),
+    )  # fmt: skip
     environment.filters |= {"number": wording.number, "fixed": wording.fixed, "percent": wording.percent}
     environment.globals |= {"plural": wording.plural, "fullness": fullness, "class_name": CLASS_NAME,
                             "classes": CLASSES, "kind_name": KIND_NAME, "kind_glyph": KIND_GLYPH}  # fmt: skip
-    assets = files("sinklab") / "assets"
-    template = environment.from_string((assets / "report.html.j2").read_text(encoding="utf-8"))
-    return template.render(
+    return environment.get_template("report.html.j2").render(
         style=Markup((assets / "report.css").read_text(encoding="utf-8")),
         versions=sections.library_versions(config),
         skipped=sections.skipped_images(config),
@@ -194,5 +207,26 @@ def render(
         shown=shown,
         photographs=photographs,
         heat_ramp=HEAT_RAMP,
+        **_causal_words(config, found),
         broken=sections.records(found.table[found.table["not_finite"] > 0]),
     )  # fmt: skip
+
+
+def _causal_words(config: dict[str, Any], found: Findings) -> dict[str, Any]:
+    """What the causal section shows; without interventions, the one sentence that stands in its place."""
+    saved = found.causal
+    if saved is None:
+        return {"causal": None, "causal_sentence": causal.absent(config, found.verdict.numbers["events"])}
+    classes = effects.CAUSAL_CLASSES
+    return {
+        "causal": saved,
+        "causal_sentence": causal.verdict_sentence(saved),
+        "failed": causal_method.failed_checks(saved),
+        "findings": causal.class_findings(saved),
+        "facts": causal_method.method_facts(saved),
+        "meanings": effects.EDIT_MEANING,
+        "measures": [effects.MEASURES[name] for name in saved.measures],
+        "class_tables": [(name, effects.class_groups(saved, name)) for name in classes],
+        "edited": effects.head_rows(saved),
+        "joint_tables": [(name, effects.joint_rows(saved, name)) for name in classes],
+    }

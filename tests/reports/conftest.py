@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from synthetic_effects import write_effects
 from synthetic_run import SavedRun, synthetic_run
 
 from sinklab.reports.page import write_report
@@ -23,5 +24,13 @@ def full_run(tmp_path_factory: pytest.TempPathFactory) -> SavedRun:
 def quiet_run(tmp_path_factory: pytest.TempPathFactory) -> SavedRun:
     """No head sinks; page written."""
     run = synthetic_run(tmp_path_factory.mktemp("quiet"), plants=())
+    write_report(run)
+    return run
+
+
+@pytest.fixture(scope="session")
+def patched_run(tmp_path_factory: pytest.TempPathFactory) -> SavedRun:
+    """NOP and broadcast heads that were edited: most agree, one does not, one is undecided; page written."""
+    run = write_effects(synthetic_run(tmp_path_factory.mktemp("patched")), classifier=True)
     write_report(run)
     return run

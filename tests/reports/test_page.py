@@ -71,14 +71,14 @@ def words_of(run: SavedRun) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", page)).split())
 
 
-@pytest.mark.parametrize("which", ["full_run", "quiet_run"])
+@pytest.mark.parametrize("which", ["full_run", "quiet_run", "patched_run"])
 def test_every_element_is_closed_and_every_id_is_unique(which: str, request: pytest.FixtureRequest) -> None:
     outline = Outline(page_of(request.getfixturevalue(which)))
     assert not outline.errors and not outline.open
     assert [name for name, count in Counter(outline.ids).items() if count > 1] == []
 
 
-@pytest.mark.parametrize("which", ["full_run", "quiet_run"])
+@pytest.mark.parametrize("which", ["full_run", "quiet_run", "patched_run"])
 def test_nothing_is_fetched_and_every_link_leads_somewhere(which: str, request: pytest.FixtureRequest) -> None:
     run: SavedRun = request.getfixturevalue(which)
     page, outline = page_of(run), Outline(page_of(run))

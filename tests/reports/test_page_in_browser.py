@@ -23,7 +23,7 @@ def browser() -> Iterator[Page]:
         yield page
 
 
-@pytest.mark.parametrize("which", ["full_run", "quiet_run"])
+@pytest.mark.parametrize("which", ["full_run", "quiet_run", "patched_run"])
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])
 def test_the_page_opens_without_a_complaint_or_a_request(
     browser: Page, which: str, width: int, request: pytest.FixtureRequest
@@ -42,7 +42,7 @@ def test_a_complaint_and_a_request_would_be_seen(browser: Page, tmp_path: Path) 
     assert len(browser.requests()) == 2 and browser.complaints()
 
 
-@pytest.mark.parametrize("which", ["full_run", "quiet_run"])
+@pytest.mark.parametrize("which", ["full_run", "quiet_run", "patched_run"])
 @pytest.mark.parametrize("width", [320, PHONE, 700, DESKTOP])
 def test_the_page_never_scrolls_sideways(browser: Page, which: str, width: int, request: pytest.FixtureRequest) -> None:
     browser.open(request.getfixturevalue(which).path / "report.html", width=width)
@@ -94,6 +94,13 @@ def test_text_reads_in_light_and_in_dark(browser: Page, full_run: SavedRun, dark
     texts, figures, card = browser.evaluate(CONTRAST)
     assert texts >= 4.5 and figures >= 7  # WCAG AA for small print, AAA inside figures
     assert card < 0.05 if dark else card > 0.9
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_causal_section_reads_in_light_and_in_dark(browser: Page, patched_run: SavedRun, dark: bool) -> None:
+    browser.open(patched_run.path / "report.html", width=DESKTOP, dark=dark)
+    texts, figures, _ = browser.evaluate(CONTRAST.replace("#fig4-token-kinds", "#fig6-causal-effects"))
+    assert texts >= 4.5 and figures >= 3  # the panels' titles are in their class's colour
 
 
 NUMBER_CONTRAST = """(() => {

@@ -1,0 +1,196 @@
+"""What the interventions say about each class of head, in sentences: the verdict tables in words, never more.
+
+A class or head whose evidence is too thin is called undecided, with the reason that the table gives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from markupsafe import Markup
+
+from sinklab.reports.effects import CAUSAL_CLASSES, LARGE, SMALL, Causal, class_cells, head_rows, shown_blocks
+from sinklab.reports.palette import CLASS_NAME
+from sinklab.reports.sections import records
+from sinklab.reports.verdict import LIKENED
+from sinklab.reports.wording import joined, number, plural
+
+MANY = 12
+"""Of more heads than this a sentence names the first ones and points to the table."""
+BEHAVES = {"nop": "like a NOP", "broadcast": "like a broadcast", "neither": "like neither"}
+WHERE = {"1+": "layers ≥ 1", "0": "layer 0", "all": "all layers"}
+
+
+def absent(config: dict[str, Any], events: int) -> Markup:
+    """The one sentence of a run without causal tables."""
+    patch = config.get("patch")
+    command = Markup("<code>sinklab patch RUN</code>")
+    if isinstance(patch, dict):
+        return Markup(
+            "Interventions were begun but have left no table of effects (status “{}”); {} goes on with them."
+        ).format(patch.get("status", "not recorded"), command)
+    if not events:
+        return Markup("Nothing was intervened on: no head sinks, so {} would find no head to edit.").format(command)
+    return Markup(
+        "Nothing was intervened on, so the classes rest on observation alone; {}, with this folder for RUN, edits the "
+        "sinks and adds what follows, the paper’s Fig. 6."
+    ).format(command)
+
+
+def class_findings(causal: Causal) -> list[dict[str, Any]]:
+    """One entry per class, for the section's paragraphs.
+
+    Keys: `name`, `lead` (the class-level verdict), `numbers`, `other` (layer 0 where it is not the one that leads),
+    `tally`, `against` (heads that do not agree, with what they are like) and `undecided` (reason → heads).
+    """
+    rows = head_rows(causal)
+    return [_class_finding(causal, name, [row for row in rows if row["class"] == name]) for name in CAUSAL_CLASSES]
+
+
+def _class_finding(causal: Causal, name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    verdicts = _class_verdicts(causal, name)
+    blocks = shown_blocks(causal, name)
+    leading = blocks if blocks in verdicts else next(iter(verdicts), "")
+    others = [_sentence(_verdict_words(name, verdict)) for each, verdict in verdicts.items()
+              if each in ("1+", "0") and leading in ("1+", "0") and each != leading]  # fmt: skip
+    against = [(head_name(row), BEHAVES.get(row["verdict"], row["verdict"]), row["reason"])
+               for row in rows if row["agrees"] == "False"]  # fmt: skip
+    undecided: dict[str, list[str]] = {}
+    for row in rows:
+        if row["agrees"] not in ("True", "False"):
+            undecided.setdefault(row["reason"] or "no reason was saved", []).append(head_name(row))
+    return {
+        "name": name,
+        "lead": _lead(causal, name, verdicts.get(leading), rows),
+        "numbers": _numbers(causal, name, blocks),
+        "other": others,
+        "tally": _tally(name, rows),
+        "against": against[:MANY],
+        "against_more": max(len(against) - MANY, 0),
+        "undecided": [(reason, _some(heads)) for reason, heads in undecided.items()],
+    }
+
+
+def head_name(row: dict[str, Any]) -> str:
+    """ "L3H1"."""
+    return f"L{row['layer']}H{row['head']}"
+
+
+def _some(names: list[str]) -> str:
+    return joined(names) if len(names) <= MANY else f"{', '.join(names[:MANY])} and {len(names) - MANY} more"
+
+
+def _class_verdicts(causal: Causal, name: str) -> dict[str, dict[str, Any]]:
+    rows = causal.verdicts[(causal.verdicts["level"] == "class") & (causal.verdicts["class"] == name)]
+    found = {str(row["blocks"]): row for row in records(rows)}
+    return {blocks: found[blocks] for blocks in WHERE if blocks in found}
+
+
+def _lead(causal: Causal, name: str, verdict: dict[str, Any] | None, rows: list[dict[str, Any]]) -> Markup:
+    label = Markup('<strong class="{}-text">{}</strong>')
+    titled = {"nop": "NOP", "broadcast": "Broadcast"}[name]
+    if not rows:
+        wanted = name in (causal.patch.get("classes") or CAUSAL_CLASSES)
+        why = "no head had enough events of this class" if wanted else "this class was not asked for"
+        why = verdict["reason"] if verdict and verdict["reason"] else why
+        return Markup("{} No {} head was edited: {}. The interventions say nothing about this class.").format(
+            label.format(name, f"{titled}: no evidence."), CLASS_NAME[name], why
+        )
+    if verdict is None:
+        return Markup("{} No verdict on the class was saved.").format(label.format(name, f"{titled}: undecided."))
+    stated = {"True": "the interventions agree", "False": "the interventions do not agree"}
+    return Markup("{} {}").format(
+        label.format(name, f"{titled}: {stated.get(verdict['agrees'], 'undecided')}."),
+        _sentence(_verdict_words(name, verdict)),
+    )
+
+
+def _sentence(words: str) -> str:
+    return words[0].upper() + words[1:] + "."
+
+
+def _verdict_words(name: str, verdict: dict[str, Any]) -> str:
+    """ "in layers ≥ 1 the heads observed as NOPs behave as such when edited (3 heads, 24 images: …)"."""
+    where = WHERE.get(str(verdict["blocks"]), "these layers")
+    evidence = f"{plural(int(verdict['heads']), 'head')}, {plural(int(verdict['images']), 'image')}"
+    evidence += f": {verdict['reason']}" if verdict["reason"] else ""
+    heads = f"the heads observed as {LIKENED[name][1]}"
+    if verdict["agrees"] == "True":
+        return f"in {where} {heads} behave as such when edited ({evidence})"
+    if verdict["agrees"] == "False":
+        like = {"nop": "like NOPs", "broadcast": "like broadcasts"}.get(verdict["verdict"], "like neither class")
+        return f"in {where} {heads} behave {like} when edited ({evidence})"
+    return f"in {where} it is not settled whether {heads} behave as such ({evidence})"
+
+
+def _numbers(causal: Causal, name: str, blocks: str) -> str:
+    """The class means behind the verdict, grouped as the signature groups them."""
+    cells = class_cells(causal, name, blocks)
+    parts = []
+    for edits in (SMALL[name], LARGE[name]):
+        known = [edit for edit in edits if edit in cells]
+        if known:
+            means = joined([number(cells[edit].mean) for edit in known])
+            parts.append(f"{joined(known)} {'changes' if len(known) == 1 else 'change'} the patch tokens by {means}")
+    if not parts:
+        return ""
+    missing = [edit for edit in (*SMALL[name], *LARGE[name]) if edit not in cells]
+    without = f"; {joined(missing)} could not be measured" if missing else ""
+    return f"On average over the heads in {WHERE[blocks]}, {', while '.join(parts)}{without}."
+
+
+def _tally(name: str, rows: list[dict[str, Any]]) -> str:
+    """ "Of 5 edited NOP heads, 3 agree, 1 does not and 1 is undecided."; what nothing counts to is left out."""
+    if not rows:
+        return ""
+    agree, against, undecided = _counts(rows)
+    one = "agrees" if agree else "does not agree" if against else "is undecided"
+    if len(rows) == 1:
+        return f"The one edited {CLASS_NAME[name]} head {one}."
+    edited = f"{len(rows)} edited {CLASS_NAME[name]} heads"
+    if len(rows) in (agree, against, undecided):
+        return f"Of {edited}, {'all agree' if agree else 'none agrees' if against else 'all are undecided'}."
+    parts = [f"{agree or 'none'} {'agrees' if agree < 2 else 'agree'}"]
+    parts += [f"{against} {'does' if against == 1 else 'do'} not"] if against else []
+    parts += [f"{undecided} {'is' if undecided == 1 else 'are'} undecided"] if undecided else []
+    return f"Of {edited}, {joined(parts)}."
+
+
+def _counts(rows: list[dict[str, Any]]) -> tuple[int, int, int]:
+    """How many heads agree, do not agree, are undecided."""
+    agree = sum(row["agrees"] == "True" for row in rows)
+    against = sum(row["agrees"] == "False" for row in rows)
+    return agree, against, len(rows) - agree - against
+
+
+def verdict_sentence(causal: Causal) -> Markup:
+    """The causal part in one sentence, for the verdict at the top of the page."""
+    rows = head_rows(causal)
+    parts = []
+    for name in CAUSAL_CLASSES:
+        mine = [row for row in rows if row["class"] == name]
+        verdicts = _class_verdicts(causal, name)
+        verdict = verdicts.get(shown_blocks(causal, name)) or next(iter(verdicts.values()), None)
+        parts.append(_clause(name, mine, verdict))
+    finished = causal.patch.get("status", "complete") == "complete"
+    begun = Markup('<a href="#causal">Edited</a> one head at a time') + ("" if finished else " (not finished yet)")
+    return Markup("{}, {}.").format(begun, Markup("; ").join(parts))
+
+
+def _clause(name: str, rows: list[dict[str, Any]], verdict: dict[str, Any] | None) -> Markup:
+    heads = f"{CLASS_NAME[name]} heads"
+    if not rows:
+        return Markup("no {} was there to test").format(f"{CLASS_NAME[name]} head")
+    agrees = verdict["agrees"] if verdict else ""
+    heads += " of layer 0" if verdict and verdict["blocks"] == "0" else ""
+    if agrees == "True":
+        said = f"the {heads} behave as {LIKENED[name][1]}"
+    elif verdict and agrees == "False":
+        said = f"the {heads} behave {BEHAVES.get(verdict['verdict'], 'like neither')}, against what was observed"
+    else:
+        said = f"the class of the {heads} stays undecided"
+    agree, against, undecided = _counts(rows)
+    tally = f"{agree} of {len(rows)} agree" + (f", {against} {'does' if against == 1 else 'do'} not" if against else "")
+    tally += f", {undecided} undecided" if undecided else ""
+    tally = "one head" if len(rows) == 1 else tally
+    return Markup('<strong class="{}-text">{}</strong> ({})').format(name, said, tally)
