@@ -190,7 +190,7 @@ def doctor(
 
         found = find_images(images or ["demo"])
         handle = _load(model, weights, random_weights, seed, offline, allow_pickle, dtype.value)
-        from sinklab.diagnosis import pick_device
+        from sinklab.device import pick_device
         from sinklab.sinks.doctor import examine
         from sinklab.sinks.options import ScanOptions
         from sinklab.sinks.scan import check_input, first_readable

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinklab.device import device_name, pick_device
 from sinklab.errors import InputError, NotFoundError
-from sinklab.run import Run, WriteError, library_versions, utc_now
+from sinklab.run import Run, WriteError, library_versions, plain, utc_now
 
 if TYPE_CHECKING:
     from sinklab.data.images import ImageList, ImageTransform
@@ -76,8 +77,8 @@ def diagnose(
         model: a handle from `load` or `attach`, or a name for `load`.
         images: files, folders, `@list.txt`, tar shards, "demo"; one or several; or an ImageList.
         output: the run folder; it must be new, unless `resume` or `overwrite`.
-        rule: when a head counts as sunk (default `SinkRule.relaxed()`). definition: "causal" or "counts", which
-            the report leads with; both are always computed.
+        rule: when a head counts as sunk (default `SinkRule.relaxed()`). definition: "causal", "counts" or
+            one of your own, which the report leads with; the two are always computed.
         layers: only these layers. The other options up to `strict_images`: see `ScanOptions`.
         device: "cpu", "cuda", "cuda:1", "mps", "auto"; None leaves the model where it is.
         report: also write `report.html`. progress: told (images done, images in all).
@@ -128,6 +129,7 @@ def _diagnose(
     command: Sequence[str] | None,
     progress: Progress | None,
 ) -> Diagnosis:
+    from sinklab.reports.stale import remove_report
     from sinklab.sinks.findings import write_findings
     from sinklab.sinks.scan import check_input, first_readable, prove_attachment, scan
 
@@ -140,6 +142,8 @@ def _diagnose(
     transform = options.transform(model)
     notes = check_input(model, transform)
     prove_attachment(model, first_readable(images, transform, strict=options.strict_images), options)
+    if resume:
+        options = options.judging(_settings_in(output))
     settings = options.settings(model, images, model.device.type)
     run = _open(output, settings, own, overwrite=overwrite, resume=resume)
     with run, _how_to_go_on(run):
@@ -163,12 +167,32 @@ def _diagnose(
         own.wait()
         if own.first:
             assert timings is not None
-            write_findings(model, images, transform, run, options)
+            before = _summary_in(run)
+            after = write_findings(model, images, transform, run, options)
+            if not report and before not in (None, plain(after)):  # an earlier report would tell of other numbers
+                remove_report(run.path)
             run.update(status="complete", finished=utc_now(), **_after(run, timings, own))
             if report:
                 run.report()
         own.wait()
     return run
+
+
+def _settings_in(output: Path) -> dict[str, Any]:
+    """The settings of the run in a folder; empty where there is none (`_open` says why)."""
+    try:
+        found: dict[str, Any] = Run.open(output).config.get("settings", {})
+    except (InputError, NotFoundError, OSError):
+        return {}
+    return found
+
+
+def _summary_in(run: Run) -> dict[str, Any] | None:
+    """What an earlier session found; None if it did not come so far."""
+    try:
+        return run.summary
+    except (NotFoundError, ValueError):
+        return None
 
 
 @contextmanager
@@ -240,13 +264,13 @@ def _about(
             "strict_images": options.strict_images,
         },
         "rule": options.rule.as_dict(),
-        "definition": options.definition.name,
+        "definition": options.definition.as_dict(),
         "seeds": {"images": options.seed},
         "versions": library_versions(
             ("sinklab", "torch", "torchvision", "timm", "open_clip_torch", "transformers", "numpy", "pandas", "pyarrow")
         )
         | {"python": sys.version.split()[0]},
-        "device": _device_name(model.device),
+        "device": device_name(model.device),
         "dtype": options.dtype,
         "tf32": bool(torch.backends.cuda.matmul.allow_tf32) if model.device.type == "cuda" else False,
         "matmul_precision": torch.get_float32_matmul_precision(),
@@ -258,6 +282,8 @@ def _about(
 def _after(run: Run, timings: Timings, own: Ranks) -> dict[str, Any]:
     """What run.json says when all batches are in."""
     skipped = [{"image": image, "reason": reason} for image, reason in run.skipped()]
+    if not timings.images and run.config.get("timings"):  # nothing was left to do: what it took stands
+        return {"images": {**run.config["images"], "skipped": skipped}}
     speed = timings.images / timings.seconds if timings.seconds else None
     return {
         "images": {**run.config["images"], "skipped": skipped},
@@ -269,39 +295,3 @@ def _after(run: Run, timings: Timings, own: Ranks) -> dict[str, Any]:
             "of": "this session, rank 0" if own.world > 1 or run.resumed else "the whole run",
         },
     }
-
-
-def pick_device(name: str, local_rank: int = 0) -> str:
-    """A torch device from --device; "auto" prefers CUDA, then MPS, then the CPU. InputError if it is not there."""
-    import torch
-
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    kind = name.partition(":")[0]
-    if kind not in ("cpu", "cuda", "mps"):
-        raise InputError(f"--device is auto, cpu, cuda, cuda:N or mps, not {name!r}.")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda was asked for, but torch sees no CUDA device here.")
-    if kind == "mps" and not torch.backends.mps.is_available():
-        raise InputError("--device mps was asked for, but torch sees no MPS device here.")
-    if name == "cuda":
-        return f"cuda:{local_rank}"
-    try:
-        index = torch.device(name).index or 0
-    except RuntimeError as error:
-        raise InputError(f"--device is auto, cpu, cuda, cuda:N or mps, not {name!r}.") from error
-    if kind == "cuda" and index >= torch.cuda.device_count():
-        raise InputError(f"--device {name} does not exist: torch sees {torch.cuda.device_count()} CUDA devices.")
-    return name
-
-
-def _device_name(device: Any) -> str:
-    import platform
-
-    import torch
-
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    if device.type == "cpu":
-        return f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"
-    return str(device)

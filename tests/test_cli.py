@@ -170,7 +170,8 @@ def test_the_relaxed_rule_takes_its_two_thresholds(diagnose: Diagnose, plain: Ru
 
 def test_the_definition_leads_the_summary_and_both_are_in_the_table(diagnose: Diagnose, plain: Run) -> None:
     run = diagnose("--definition", "counts", "--rule", "mass")
-    assert run.config["definition"] == "counts" and plain.config["definition"] == "causal"
+    assert run.config["definition"]["name"] == "counts" and plain.config["definition"]["name"] == "causal"
+    assert run.config["definition"] == run.summary["definition"]
     assert {"class_causal", "class_counts"} <= set(run.sinks.columns)
 
 

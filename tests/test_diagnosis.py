@@ -12,7 +12,7 @@ import torch
 from command_line import PICTURE, TINY, in_process, tiny_state, write_checkpoint, write_pictures
 
 import sinklab
-from sinklab.diagnosis import pick_device
+from sinklab.device import pick_device
 from sinklab.errors import InputError, NotFoundError
 from sinklab.sinks.table import head_schema
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sinklab.data.images import ImageTransform
 from sinklab.errors import InputError
-from sinklab.sinks.classify import SinkDefinition
+from sinklab.sinks.classify import RATIOS, SinkDefinition
 from sinklab.sinks.rule import SinkRule
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ class ScanOptions:
             raise InputError(f"--size is a positive number of pixels, not {self.size}.")
         if self.limit is not None and self.limit < 1:
             raise InputError(f"--limit is at least 1, not {self.limit}.")
+        if self.definition.axis not in RATIOS:
+            raise InputError(
+                f"The definition {self.definition.name!r} goes by {self.definition.axis}; a run's definition goes by "
+                f"{' or '.join(RATIOS)}."
+            )
 
     def transform(self, model: Model) -> ImageTransform:
         """The pixels that this model will see. Raises InputError for a size that the model cannot take."""
@@ -74,6 +80,17 @@ class ScanOptions:
                 self.size, interpolation=p.interpolation, mean=p.mean, std=p.std, patch_size=patch
             )
         return transform
+
+    def judging(self, settings: Mapping[str, Any]) -> ScanOptions:
+        """The options for going on with a run of those settings (run.json's).
+
+        `routed_count` was counted at the run's own attention threshold. `strict` and `mass` read other columns, so a
+        run made at any threshold can be judged by them, and keeps it.
+        """
+        counted_at = settings.get("options", {}).get("attention")
+        if self.rule.name == "relaxed" or counted_at is None:
+            return self
+        return replace(self, rule=replace(self.rule, attention=counted_at))
 
     def settings(self, model: Model, images: ImageList, device: str) -> dict[str, Any]:
         """Everything that the head table depends on, for the run's fingerprint."""
