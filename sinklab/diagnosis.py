@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.device import device_name, pick_device
 from sinklab.errors import InputError, NotFoundError
 from sinklab.run import Run, WriteError, library_versions, plain, utc_now
+from sinklab.settings import layer_numbers, safe_name
 
 if TYPE_CHECKING:
     from sinklab.data.images import ImageList, ImageTransform
@@ -51,11 +52,11 @@ def open_run(path: str | Path) -> Diagnosis:
 def diagnose(
     model: Model | str,
     images: str | Path | Sequence[str | Path] | ImageList = "demo",
-    output: str | Path = "runs/demo",
+    output: str | Path | None = None,
     *,
     rule: SinkRule | None = None,
     definition: SinkDefinition | str = "causal",
-    layers: Sequence[int] | None = None,
+    layers: str | Sequence[int] | None = None,
     size: int | str = 224,
     batch_size: int = 16,
     dtype: str = "float32",
@@ -76,10 +77,11 @@ def diagnose(
     Args:
         model: a handle from `load` or `attach`, or a name for `load`.
         images: files, folders, `@list.txt`, tar shards, "demo"; one or several; or an ImageList.
-        output: the run folder; it must be new, unless `resume` or `overwrite`.
+        output: the run folder, `runs/` and the model's name if not given; it must be new, unless `resume` or
+            `overwrite`.
         rule: when a head counts as sunk (default `SinkRule.relaxed()`). definition: "causal", "counts" or
             one of your own, which the report leads with; the two are always computed.
-        layers: only these layers. The other options up to `strict_images`: see `ScanOptions`.
+        layers: only these layers, as numbers or as "0,5,7-9". The options up to `strict_images`: see `ScanOptions`.
         device: "cpu", "cuda", "cuda:1", "mps", "auto"; None leaves the model where it is.
         report: also write `report.html`. progress: told (images done, images in all).
 
@@ -102,7 +104,7 @@ def diagnose(
         seed=seed,
         rule=rule or SinkRule.relaxed(),
         definition=SinkDefinition.named(definition) if isinstance(definition, str) else definition,
-        layers=None if layers is None else tuple(sorted(set(layers))),
+        layers=layer_numbers(layers),
         fast=fast,
         strict_images=strict_images,
     )
@@ -114,7 +116,8 @@ def diagnose(
     with ranks() as own:
         if device is not None:
             model.module.to(pick_device(device, own.local))
-        return _diagnose(model, found, Path(output), options, own, overwrite, resume, report, command, progress)
+        folder = Path("runs") / safe_name(model.name) if output is None else Path(output)
+        return _diagnose(model, found, folder, options, own, overwrite, resume, report, command, progress)
 
 
 def _diagnose(
@@ -131,7 +134,7 @@ def _diagnose(
 ) -> Diagnosis:
     from sinklab.reports.stale import remove_report
     from sinklab.sinks.findings import write_findings
-    from sinklab.sinks.scan import check_input, first_readable, prove_attachment, scan
+    from sinklab.sinks.scan import check_input, first_readable, prove_attachment, scan, unchecked
 
     if options.layers is not None:
         unknown = sorted(set(options.layers) - {site.layer for site in model.sites})
@@ -141,7 +144,8 @@ def _diagnose(
             )
     transform = options.transform(model)
     notes = check_input(model, transform)
-    prove_attachment(model, first_readable(images, transform, strict=options.strict_images), options)
+    proofs = prove_attachment(model, first_readable(images, transform, strict=options.strict_images), options)
+    notes += unchecked(proofs)
     if resume:
         options = options.judging(_settings_in(output))
     settings = options.settings(model, images, model.device.type)
