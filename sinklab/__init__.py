@@ -14,17 +14,21 @@ if TYPE_CHECKING:
     from sinklab.hooks.cache import run_with_cache
     from sinklab.hooks.manager import HookManager, Reader
     from sinklab.hooks.proof import prove
+    from sinklab.hooks.site import AttentionParts
+    from sinklab.models.loaded import Preprocessing
     from sinklab.models.tokens import TokenMap
     from sinklab.sinks.classify import SinkDefinition
     from sinklab.sinks.rule import SinkRule
 
 # Public names and where they live: torch and the model libraries load when a name is first used, not before.
 _HOMES = {
+    "AttentionParts": "sinklab.hooks.site",
     "Diagnosis": "sinklab.diagnosis",
     "HookManager": "sinklab.hooks.manager",
     "InputError": "sinklab.errors",
     "Model": "sinklab.handle",
     "NotFoundError": "sinklab.errors",
+    "Preprocessing": "sinklab.models.loaded",
     "Reader": "sinklab.hooks.manager",
     "SinkDefinition": "sinklab.sinks.classify",
     "SinkRule": "sinklab.sinks.rule",
@@ -39,11 +43,13 @@ _HOMES = {
     "sites": "sinklab.hooks.site",
 }
 __all__ = [
+    "AttentionParts",
     "Diagnosis",
     "HookManager",
     "InputError",
     "Model",
     "NotFoundError",
+    "Preprocessing",
     "Reader",
     "SinkDefinition",
     "SinkRule",
