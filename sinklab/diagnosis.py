@@ -19,6 +19,8 @@ from sinklab.run import Run, WriteError, library_versions, plain, utc_now
 from sinklab.settings import layer_numbers, safe_name
 
 if TYPE_CHECKING:
+    import torch
+
     from sinklab.data.images import ImageList, ImageTransform
     from sinklab.handle import Model
     from sinklab.sinks.classify import SinkDefinition
@@ -54,13 +56,13 @@ def diagnose(
     images: str | Path | Sequence[str | Path] | ImageList = "demo",
     output: str | Path | None = None,
     *,
-    rule: SinkRule | None = None,
+    rule: SinkRule | str | None = None,
     definition: SinkDefinition | str = "causal",
     layers: str | Sequence[int] | None = None,
     size: int | str = 224,
     batch_size: int = 16,
     dtype: str = "float32",
-    device: str | None = None,
+    device: str | torch.device | None = None,
     workers: int = 0,
     limit: int | None = None,
     seed: int = 0,
@@ -79,7 +81,7 @@ def diagnose(
         images: files, folders, `@list.txt`, tar shards, "demo"; one or several; or an ImageList.
         output: the run folder, `runs/` and the model's name if not given; it must be new, unless `resume` or
             `overwrite`.
-        rule: when a head counts as sunk (default `SinkRule.relaxed()`). definition: "causal", "counts" or
+        rule: when a head counts as sunk, or its name (default `SinkRule.relaxed()`). definition: "causal", "counts" or
             one of your own, which the report leads with; the two are always computed.
         layers: only these layers, as numbers or as "0,5,7-9". The options up to `strict_images`: see `ScanOptions`.
         device: "cpu", "cuda", "cuda:1", "mps", "auto"; None leaves the model where it is.
@@ -102,7 +104,7 @@ def diagnose(
         workers=workers,
         limit=limit,
         seed=seed,
-        rule=rule or SinkRule.relaxed(),
+        rule=SinkRule(name=rule) if isinstance(rule, str) else rule or SinkRule.relaxed(),
         definition=SinkDefinition.named(definition) if isinstance(definition, str) else definition,
         layers=layer_numbers(layers),
         fast=fast,
@@ -115,7 +117,7 @@ def diagnose(
     model = load(model) if isinstance(model, str) else model
     with ranks() as own:
         if device is not None:
-            model.module.to(pick_device(device, own.local))
+            model.module.to(pick_device(str(device), own.local))
         folder = Path("runs") / safe_name(model.name) if output is None else Path(output)
         return _diagnose(model, found, folder, options, own, overwrite, resume, report, command, progress)
 

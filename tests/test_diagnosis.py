@@ -137,6 +137,28 @@ def test_layers_can_be_told_as_the_command_takes_them(model: sinklab.Model, pict
         sinklab.diagnose(model, pictures, tmp_path / "other", size=PICTURE, layers="1-")
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"batch_size": "4"}, {"size": (32, 48)}, {"size": 32.0}, {"workers": 1.5}, {"seed": "a"}, {"limit": True},
+     {"definition": {"name": "causal"}}, {"rule": 0.5}, {"layers": []}, {"layers": 3}, {"dtype": torch.float32}],
+    ids=lambda wrong: next(iter(wrong)),
+)  # fmt: skip
+def test_an_argument_of_the_wrong_type_is_refused_with_a_sentence_that_names_it(
+    wrong: dict[str, Any], model: sinklab.Model, pictures: Path, tmp_path: Path
+) -> None:
+    name = next(iter(wrong))
+    with pytest.raises(InputError, match=f"(?i){name.rstrip('s')}"):
+        sinklab.diagnose(model, pictures, tmp_path / "run", **{"size": PICTURE, **wrong})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rule_can_be_named_and_a_device_be_torchs(model: sinklab.Model, pictures: Path, tmp_path: Path) -> None:
+    run = sinklab.diagnose(
+        model, pictures, tmp_path / "run", size=PICTURE, rule="mass", device=torch.device("cpu"), report=False
+    )
+    assert run.config["rule"] == sinklab.SinkRule.mass().as_dict()
+
+
 def test_the_folder_of_a_run_is_named_after_its_model(
     model: sinklab.Model, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from sinklab.data.images import ImageTransform
@@ -16,6 +17,16 @@ if TYPE_CHECKING:
     from sinklab.handle import Model
 
 DTYPES = ("float32", "bfloat16")
+_KINDS: dict[type, str] = {Integral: "a whole number", str: "'native'", type(None): "None"}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "size": (Integral, str),
+    "batch_size": (Integral,),
+    "workers": (Integral,),
+    "limit": (Integral, type(None)),
+    "seed": (Integral,),
+    "rule": (SinkRule,),
+    "definition": (SinkDefinition,),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +54,11 @@ class ScanOptions:
     """Stop at the first image that cannot be used, instead of listing it."""
 
     def __post_init__(self) -> None:
+        for name, kinds in _TYPES.items():
+            given = getattr(self, name)
+            if not isinstance(given, kinds) or isinstance(given, bool):
+                wanted = " or ".join(_KINDS.get(kind, f"a {kind.__name__}") for kind in kinds)
+                raise InputError(f"{name} is {wanted}, not {given!r}.")
         if self.dtype not in DTYPES:
             raise InputError(f"--dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}.")
         if self.batch_size < 1:
@@ -55,6 +71,8 @@ class ScanOptions:
             raise InputError(f"--size is a positive number of pixels, not {self.size}.")
         if self.limit is not None and self.limit < 1:
             raise InputError(f"--limit is at least 1, not {self.limit}.")
+        if self.layers == ():
+            raise InputError("No layer is named: leave layers out to measure all.")
         if self.definition.axis not in RATIOS:
             raise InputError(
                 f"The definition {self.definition.name!r} goes by {self.definition.axis}; a run's definition goes by "
