@@ -156,6 +156,8 @@ def diagnose(
             run = run_diagnosis(handle, found, output, progress=progress, **options)
         if os.environ.get("RANK", "0") != "0":
             return
+        for note in handle.provenance.notes:  # at the end, so that a refusal stands alone
+            terminal.note(note)
         _say_skipped(run.skipped())
         print(run.path / ("summary.json" if no_report else "report.html"))
 
@@ -198,11 +200,10 @@ def doctor(
         handle.module.to(pick_device(device))
         options = ScanOptions(size=_size(size), dtype=dtype.value)
         transform = options.transform(handle)
-        for note in (*found.notes, *check_input(handle, transform)):
-            terminal.note(note)
+        notes = [*found.notes, *check_input(handle, transform)]
         pixels = first_readable(found, transform, strict=False)
         examined = examine(handle, pixels, dtype=dtype.value)
-        for note in unchecked(examined.proofs):
+        for note in (*handle.provenance.notes, *notes, *unchecked(examined.proofs)):
             terminal.note(note)
         terminal.examination(examined)
 
@@ -270,8 +271,6 @@ def _load(
         allow_pickle=allow_pickle,
         image_size=size if random_weights and isinstance(size, int) else None,
     )
-    for note in handle.provenance.notes:
-        terminal.note(note)
     if dtype == "float32":
         handle.module.float()  # weights stored in bfloat16 are widened without loss
     return handle
