@@ -143,8 +143,9 @@ def markdown(result: dict[str, Any]) -> str:
         "the updates and their N×N Gram matrix whole. MB are peak memory beyond the plain forward, whatever the "
         "number of images.",
         "",
-        "| ViT | px | batch | dtype | threads | reading | `--fast` | everything | reading, MB | everything, MB |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| ViT | px | batch | dtype | threads | rounds | reading | `--fast` | everything "
+        "| reading, MB | everything, MB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in sorted(result["rows"], key=lambda r: (r["dtype"] != "float32", r["threads"], r["size"], -r["batch"])):
         whole = "" if "materialise" not in row else f"{row['materialise']:.1f}"
@@ -153,15 +154,15 @@ def markdown(result: dict[str, Any]) -> str:
         shown = ["" if value is None else f"{value:.0f}" for value in memory]
         lines.append(
             f"| {row['model']} | {row['size']} | {row['batch']} | {row['dtype']} | {row['threads']} | "
-            f"{row['reading']:.2f} | {row['fast']:.2f} | {whole} | {shown[0]} | {shown[1]} |"
+            f"{row['rounds']} | {row['reading']:.2f} | {row['fast']:.2f} | {whole} | {shown[0]} | {shown[1]} |"
         )
     if any(row.get("materialise_is", "").startswith("one layer") for row in result["rows"]):
         lines += ["", "\\* one layer measured, times the number of layers."]
     lines += [
         "",
-        "Rounds: " + ", ".join(sorted({str(row["rounds"]) for row in result["rows"]})) + ". Short sequences of narrow "
-        "models (S) pay most for reading, because there the statistics are large beside the model; where the sequence "
-        "is long, building everything costs many times more than reading.",
+        "The fewer the rounds, the rougher the median; *everything* was measured in one round. Short sequences of "
+        "narrow models (S) pay most for reading, because there the statistics are large beside the model; where the "
+        "sequence is long, building everything costs many times more than reading.",
     ]
     return "\n".join(lines) + "\n"
 

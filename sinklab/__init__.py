@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from sinklab.hooks.cache import run_with_cache
     from sinklab.hooks.manager import HookManager, Reader
     from sinklab.hooks.proof import prove
+    from sinklab.hooks.site import AttentionParts
     from sinklab.interventions.edit import Edit
+    from sinklab.models.loaded import Preprocessing
     from sinklab.models.tokens import TokenMap
     from sinklab.patching import patch
     from sinklab.sinks.classify import SinkDefinition
@@ -22,12 +24,14 @@ if TYPE_CHECKING:
 
 # Public names and where they live: torch and the model libraries load when a name is first used, not before.
 _HOMES = {
+    "AttentionParts": "sinklab.hooks.site",
     "Diagnosis": "sinklab.diagnosis",
     "Edit": "sinklab.interventions.edit",
     "HookManager": "sinklab.hooks.manager",
     "InputError": "sinklab.errors",
     "Model": "sinklab.handle",
     "NotFoundError": "sinklab.errors",
+    "Preprocessing": "sinklab.models.loaded",
     "Reader": "sinklab.hooks.manager",
     "SinkDefinition": "sinklab.sinks.classify",
     "SinkRule": "sinklab.sinks.rule",
@@ -43,12 +47,14 @@ _HOMES = {
     "sites": "sinklab.hooks.site",
 }
 __all__ = [
+    "AttentionParts",
     "Diagnosis",
     "Edit",
     "HookManager",
     "InputError",
     "Model",
     "NotFoundError",
+    "Preprocessing",
     "Reader",
     "SinkDefinition",
     "SinkRule",

@@ -6,7 +6,6 @@ Heavy libraries load inside the commands.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +16,7 @@ import typer
 from sinklab import terminal
 from sinklab.cli_patch import patch
 from sinklab.errors import InputError
+from sinklab.settings import layer_numbers, safe_name
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -57,7 +57,9 @@ ModelName = Annotated[
     ),
 ]
 Weights = Annotated[Path | None, typer.Option(help="A local weights file for the architecture named.")]
-RandomWeights = Annotated[bool, typer.Option("--random-weights", help="Draw the weights from --seed.")]
+RandomWeights = Annotated[
+    bool, typer.Option("--random-weights", help="Draw the weights from --seed, for images of --size.")
+]
 AllowPickle = Annotated[
     bool, typer.Option("--allow-pickle", help="Also read weights files that may run code when they are opened.")
 ]
@@ -126,12 +128,12 @@ def diagnose(
 
     Many GPUs or machines: torchrun --nproc-per-node N -m sinklab diagnose ...
     """
-    output = output or Path("runs") / _slug(model)
+    output = output or Path("runs") / safe_name(model)
     with terminal.errors_as_sentences(lambda: _how_to_go_on(output, overwrite)):
         options = {
             "rule": _rule(rule, attention, fraction, epsilon, mass),
             "definition": definition.value,
-            "layers": _layers(layers),
+            "layers": layer_numbers(layers),
             "size": _size(size),
             "batch_size": batch_size,
             "dtype": dtype.value,
@@ -151,15 +153,15 @@ def diagnose(
         from sinklab.data.images import find_images
 
         found = find_images(images or ["demo"], limit=limit, seed=seed)  # before the model: it is the quicker error
-        handle = _load(model, weights, random_weights, seed, offline, allow_pickle, dtype.value)
+        handle = _load(model, weights, random_weights, seed, offline, allow_pickle, dtype.value, _size(size))
         from sinklab.diagnosis import diagnose as run_diagnosis
 
         with terminal.progress() as progress:
             run = run_diagnosis(handle, found, output, progress=progress, **options)
         if os.environ.get("RANK", "0") != "0":
             return
-        for note in handle.provenance.notes:  # those about images and size were warnings before the first batch
-            terminal.say(f"sinklab: note: {note}")
+        for note in handle.provenance.notes:  # at the end, so that a refusal stands alone
+            terminal.note(note)
         _say_skipped(run.skipped())
         print(run.path / ("summary.json" if no_report else "report.html"))
 
@@ -185,7 +187,7 @@ def doctor(
     size: Size = "224",
     device: Device = "auto",
     dtype: Annotated[Dtype, typer.Option(help="Precision to examine.")] = Dtype.float32,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(help="For --random-weights.")] = 0,
     weights: Weights = None,
     random_weights: RandomWeights = False,
     allow_pickle: AllowPickle = False,
@@ -196,19 +198,21 @@ def doctor(
         from sinklab.data.images import find_images
 
         found = find_images(images or ["demo"])
-        handle = _load(model, weights, random_weights, seed, offline, allow_pickle, dtype.value)
-        from sinklab.devices import pick_device
+        handle = _load(model, weights, random_weights, seed, offline, allow_pickle, dtype.value, _size(size))
+        from sinklab.device import pick_device
         from sinklab.sinks.doctor import examine
         from sinklab.sinks.options import ScanOptions
-        from sinklab.sinks.scan import check_input, first_readable
+        from sinklab.sinks.scan import check_input, first_readable, unchecked
 
         handle.module.to(pick_device(device))
         options = ScanOptions(size=_size(size), dtype=dtype.value)
         transform = options.transform(handle)
-        for note in check_input(handle, transform):
-            terminal.say(f"sinklab: note: {note}")
+        notes = [*found.notes, *check_input(handle, transform)]
         pixels = first_readable(found, transform, strict=False)
-        terminal.examination(examine(handle, pixels, dtype=dtype.value))
+        examined = examine(handle, pixels, dtype=dtype.value)
+        for note in (*handle.provenance.notes, *notes, *unchecked(examined.proofs)):
+            terminal.note(note)
+        terminal.examination(examined)
 
 
 @app.command()
@@ -218,7 +222,7 @@ def models() -> None:
         from sinklab.models.load import describe_names
 
         rows = [[row["name"], row["loads"], row["example"]] for row in describe_names()]
-        terminal.table("Models", ["name", "loads", "example"], rows)
+        terminal.table("Models", ["name", "loads", "example"], rows, whole=("name", "example"))
 
 
 def main() -> None:
@@ -227,31 +231,12 @@ def main() -> None:
     app()
 
 
-def _slug(model: str) -> str:
-    """A folder name for a model's runs."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", model.removeprefix("timm:").rstrip("/").rpartition("/")[2] or model)
-    return name.strip("-.") or "run"
-
-
 def _size(text: str) -> int | str:
     if text == "native":
         return text
     if not text.isdigit() or int(text) == 0:
         raise InputError(f"--size is a number of pixels or native, not {text!r}.")
     return int(text)
-
-
-def _layers(text: str | None) -> list[int] | None:
-    """ "1-23" or "0,5,7-9" as numbers."""
-    if text is None:
-        return None
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-        if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise InputError(f"--layers is like 1-23 or 0,5,7-9, not {text!r}.")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return found
 
 
 def _rule(
@@ -280,11 +265,18 @@ def _load(
     offline: bool,
     allow_pickle: bool,
     dtype: str,
+    size: int | str,
 ) -> Any:
     from sinklab.handle import load
 
     handle = load(
-        name, weights=weights, random_weights=random_weights, seed=seed, offline=offline, allow_pickle=allow_pickle
+        name,
+        weights=weights,
+        random_weights=random_weights,
+        seed=seed,
+        offline=offline,
+        allow_pickle=allow_pickle,
+        image_size=size if random_weights and isinstance(size, int) else None,
     )
     if dtype == "float32":
         handle.module.float()  # weights stored in bfloat16 are widened without loss

@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinklab.devices import device_name, pick_device
+from sinklab.device import device_name, pick_device
 from sinklab.errors import InputError, NotFoundError
-from sinklab.run import Run, WriteError, library_versions, utc_now
+from sinklab.run import Run, WriteError, library_versions, plain, utc_now
+from sinklab.settings import layer_numbers, safe_name
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
 
     from sinklab.data.images import ImageList, ImageTransform
     from sinklab.handle import Model
@@ -64,15 +66,15 @@ def open_run(path: str | Path) -> Diagnosis:
 def diagnose(
     model: Model | str,
     images: str | Path | Sequence[str | Path] | ImageList = "demo",
-    output: str | Path = "runs/demo",
+    output: str | Path | None = None,
     *,
-    rule: SinkRule | None = None,
+    rule: SinkRule | str | None = None,
     definition: SinkDefinition | str = "causal",
-    layers: Sequence[int] | None = None,
+    layers: str | Sequence[int] | None = None,
     size: int | str = 224,
     batch_size: int = 16,
     dtype: str = "float32",
-    device: str | None = None,
+    device: str | torch.device | None = None,
     workers: int = 0,
     limit: int | None = None,
     seed: int = 0,
@@ -89,10 +91,11 @@ def diagnose(
     Args:
         model: a handle from `load` or `attach`, or a name for `load`.
         images: files, folders, `@list.txt`, tar shards, "demo"; one or several; or an ImageList.
-        output: the run folder; it must be new, unless `resume` or `overwrite`.
-        rule: when a head counts as sunk (default `SinkRule.relaxed()`). definition: "causal" or "counts", which
-            the report leads with; both are always computed.
-        layers: only these layers. The other options up to `strict_images`: see `ScanOptions`.
+        output: the run folder, `runs/` and the model's name if not given; it must be new, unless `resume` or
+            `overwrite`.
+        rule: when a head counts as sunk, or its name (default `SinkRule.relaxed()`). definition: "causal", "counts" or
+            one of your own, which the report leads with; the two are always computed.
+        layers: only these layers, as numbers or as "0,5,7-9". The options up to `strict_images`: see `ScanOptions`.
         device: "cpu", "cuda", "cuda:1", "mps", "auto"; None leaves the model where it is.
         report: also write `report.html`. progress: told (images done, images in all).
 
@@ -113,9 +116,9 @@ def diagnose(
         workers=workers,
         limit=limit,
         seed=seed,
-        rule=rule or SinkRule.relaxed(),
+        rule=SinkRule(name=rule) if isinstance(rule, str) else rule or SinkRule.relaxed(),
         definition=SinkDefinition.named(definition) if isinstance(definition, str) else definition,
-        layers=None if layers is None else tuple(sorted(set(layers))),
+        layers=layer_numbers(layers),
         fast=fast,
         strict_images=strict_images,
     )
@@ -126,8 +129,9 @@ def diagnose(
     model = load(model) if isinstance(model, str) else model
     with ranks() as own:
         if device is not None:
-            model.module.to(pick_device(device, own.local))
-        return _diagnose(model, found, Path(output), options, own, overwrite, resume, report, command, progress)
+            model.module.to(pick_device(str(device), own.local))
+        folder = Path("runs") / safe_name(model.name) if output is None else Path(output)
+        return _diagnose(model, found, folder, options, own, overwrite, resume, report, command, progress)
 
 
 def _diagnose(
@@ -142,8 +146,9 @@ def _diagnose(
     command: Sequence[str] | None,
     progress: Progress | None,
 ) -> Diagnosis:
+    from sinklab.reports.stale import remove_report
     from sinklab.sinks.findings import write_findings
-    from sinklab.sinks.scan import check_input, first_readable, prove_attachment, scan
+    from sinklab.sinks.scan import check_input, first_readable, prove_attachment, scan, unchecked
 
     if options.layers is not None:
         unknown = sorted(set(options.layers) - {site.layer for site in model.sites})
@@ -153,7 +158,10 @@ def _diagnose(
             )
     transform = options.transform(model)
     notes = check_input(model, transform)
-    prove_attachment(model, first_readable(images, transform, strict=options.strict_images), options)
+    proofs = prove_attachment(model, first_readable(images, transform, strict=options.strict_images), options)
+    notes += unchecked(proofs)
+    if resume:
+        options = options.judging(_settings_in(output))
     settings = options.settings(model, images, model.device.type)
     run = _open(output, settings, own, overwrite=overwrite, resume=resume)
     with run, _how_to_go_on(run):
@@ -177,12 +185,32 @@ def _diagnose(
         own.wait()
         if own.first:
             assert timings is not None
-            write_findings(model, images, transform, run, options)
+            before = _summary_in(run)
+            after = write_findings(model, images, transform, run, options)
+            if not report and before not in (None, plain(after)):  # an earlier report would tell of other numbers
+                remove_report(run.path)
             run.update(status="complete", finished=utc_now(), **_after(run, timings, own))
             if report:
                 run.report()
         own.wait()
     return run
+
+
+def _settings_in(output: Path) -> dict[str, Any]:
+    """The settings of the run in a folder; empty where there is none (`_open` says why)."""
+    try:
+        found: dict[str, Any] = Run.open(output).config.get("settings", {})
+    except (InputError, NotFoundError, OSError):
+        return {}
+    return found
+
+
+def _summary_in(run: Run) -> dict[str, Any] | None:
+    """What an earlier session found; None if it did not come so far."""
+    try:
+        return run.summary
+    except (NotFoundError, ValueError):
+        return None
 
 
 @contextmanager
@@ -254,7 +282,7 @@ def _about(
             "strict_images": options.strict_images,
         },
         "rule": options.rule.as_dict(),
-        "definition": options.definition.name,
+        "definition": options.definition.as_dict(),
         "seeds": {"images": options.seed},
         "versions": library_versions(
             ("sinklab", "torch", "torchvision", "timm", "open_clip_torch", "transformers", "numpy", "pandas", "pyarrow")
@@ -272,6 +300,8 @@ def _about(
 def _after(run: Run, timings: Timings, own: Ranks) -> dict[str, Any]:
     """What run.json says when all batches are in."""
     skipped = [{"image": image, "reason": reason} for image, reason in run.skipped()]
+    if not timings.images and run.config.get("timings"):  # nothing was left to do: what it took stands
+        return {"images": {**run.config["images"], "skipped": skipped}}
     speed = timings.images / timings.seconds if timings.seconds else None
     return {
         "images": {**run.config["images"], "skipped": skipped},

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from sinklab.atomic import FolderLock
-from sinklab.devices import pick_device
+from sinklab.device import pick_device
 from sinklab.diagnosis import Diagnosis, open_run
 from sinklab.errors import InputError, NotFoundError
 from sinklab.settings import differences, fingerprint, utc_now

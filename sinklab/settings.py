@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from sinklab.errors import InputError
 
 
 def fingerprint(settings: Mapping[str, Any]) -> str:
@@ -79,14 +82,57 @@ def utc_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def safe_name(model: str) -> str:
+    """A folder's name for the runs of a model, from the model's own: the part after the last slash, without `timm:`."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", model.removeprefix("timm:").rstrip("/").rpartition("/")[2] or model)
+    return name.strip("-.") or "run"
+
+
+def layer_numbers(layers: str | Iterable[int] | None) -> tuple[int, ...] | None:
+    """Layers as sorted numbers, from numbers or from text like "1-23" or "0,5,7-9"; None for all.
+
+    Raises InputError for anything else.
+    """
+    if layers is None:
+        return None
+    if not isinstance(layers, str):
+        try:
+            return tuple(sorted({number.__index__() for number in layers}))
+        except (TypeError, AttributeError) as error:
+            raise InputError(f"Layers are whole numbers like [0, 5], or text like '1-23', not {layers!r}.") from error
+    found: set[int] = set()
+    for part in layers.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise InputError(f"--layers is like 1-23 or 0,5,7-9, not {layers!r}.")
+        found |= {*range(int(match[1]), int(match[2] or match[1]) + 1)}
+    return tuple(sorted(found))
+
+
 def library_versions(names: Iterable[str]) -> dict[str, str]:
-    """Installed versions by distribution name; what is not installed is left out."""
+    """Installed versions by distribution name; what is not installed is left out, but for sinklab itself."""
     from importlib import metadata
 
     found: dict[str, str] = {}
     for name in names:
+        own = checkout_version() if name == "sinklab" else None
         try:
-            found[name] = metadata.version(name)
+            found[name] = own or metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def checkout_version(package: Path = Path(__file__).parent) -> str | None:
+    """The version in the pyproject.toml beside the package, where it is run from a checkout; else None.
+
+    It comes before an installed version, which may be an older one than the code that runs.
+    """
+    import tomllib
+
+    try:
+        project = tomllib.loads((package.parent / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
+    except (OSError, ValueError):
+        return None
+    version = project.get("version") if project.get("name") == "sinklab" else None
+    return version if isinstance(version, str) else None

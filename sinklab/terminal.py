@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+MIN_FOLDED = 20  # letters of a folded column that can still be read
 PLAIN_EVERY = 10.0  # seconds between lines in a pipe
 
 
@@ -22,11 +23,25 @@ def say(words: str) -> None:
         print(words, file=sys.stderr, flush=True)
 
 
+def note(remark: object) -> None:
+    """A remark about the model, the images or the run, which run.json keeps too: one line, and only once."""
+    if str(remark) not in _noted:
+        _noted.add(str(remark))
+        say(f"sinklab: note: {remark}")
+
+
+_noted: set[str] = set()
+
+
 def warnings_as_lines() -> None:
-    """Warnings as one line each, without the source line of whoever issued them."""
+    """Warnings as one line each, without the source line of whoever issued them; sinklab's own are notes."""
+    _noted.clear()
 
     def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-        say(f"sinklab: warning: {message}")
+        if category is UserWarning:
+            note(message)
+        else:
+            say(f"sinklab: warning: {message}")
 
     warnings.showwarning = show
 
@@ -104,8 +119,12 @@ def progress() -> Any:
     return _Bar() if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0" else _Lines()
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on standard output: drawn and folded on a terminal, tab-separated in a pipe."""
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequence[str] = ()) -> None:
+    """A table on standard output: drawn and folded on a terminal, tab-separated in a pipe.
+
+    Where the terminal is too narrow for the columns named in `whole`, each row is a paragraph and their cells stand on
+    lines of their own, for the terminal itself to wrap: what is copied from there is in one piece.
+    """
     if not sys.stdout.isatty():
         print("\t".join(columns))
         for row in rows:
@@ -113,6 +132,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
         return
 
     from rich.console import Console
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
@@ -124,11 +144,23 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
             facts = [f"{name} {cell}" for name, cell in zip(columns[1:], row[1:], strict=True) if cell]
             console.print(Text(f"{row[0]}: " + ", ".join(facts)))
         return
+    held = [width if name in whole else MIN_FOLDED for name, width in zip(columns, widest, strict=True)]
+    if whole and sum(held) + len(columns) > console.width:
+        console.print(Text(title, style="bold"))
+        for row in rows:
+            for place, (name, cell) in enumerate(zip(columns, row, strict=True)):
+                indented = (
+                    Padding(Text(cell), (0, 0, 0, 2))
+                    if place and name not in whole
+                    else Text("  " * (place > 0) + cell)
+                )
+                console.print(indented, soft_wrap=name in whole)
+        return
     drawn = Table(
         title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0)
     )
     for column in columns:
-        drawn.add_column(column, overflow="fold")
+        drawn.add_column(column, overflow="fold", no_wrap=column in whole)
     for row in rows:
         drawn.add_row(*(Text(cell) for cell in row))
     console.print(drawn)

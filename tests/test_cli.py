@@ -170,7 +170,8 @@ def test_the_relaxed_rule_takes_its_two_thresholds(diagnose: Diagnose, plain: Ru
 
 def test_the_definition_leads_the_summary_and_both_are_in_the_table(diagnose: Diagnose, plain: Run) -> None:
     run = diagnose("--definition", "counts", "--rule", "mass")
-    assert run.config["definition"] == "counts" and plain.config["definition"] == "causal"
+    assert run.config["definition"]["name"] == "counts" and plain.config["definition"]["name"] == "causal"
+    assert run.config["definition"] == run.summary["definition"]
     assert {"class_causal", "class_counts"} <= set(run.sinks.columns)
 
 
@@ -238,6 +239,25 @@ def test_weights_and_random_weights_need_no_network(pictures: Path, tmp_path: Pa
     second = in_process("diagnose", name, pictures, "-o", tmp_path / "b", "--random-weights", "--seed", 3, *words)
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     pd.testing.assert_frame_equal(Run.open(tmp_path / "a").heads, Run.open(tmp_path / "b").heads, check_exact=True)
+
+
+def test_random_weights_are_drawn_for_images_of_the_size_asked_for(pictures: Path, tmp_path: Path) -> None:
+    words = ("--device", "cpu", "--no-report", "--layers", 0, "--limit", 1, "--random-weights")
+    name = "openclip:ViT-B-32"  # takes images of one size only
+    ended = in_process("diagnose", name, pictures, "-o", tmp_path / "a", "--size", 64, *words)
+    assert ended.returncode == 0, ended.stderr
+    assert set(Run.open(tmp_path / "a").heads["tokens"]) == {1 + 2 * 2}
+    again = in_process("diagnose", tmp_path / "a", pictures, "-o", tmp_path / "b", "--size", 64, *words[:-1])
+    assert again.returncode == 0, again.stderr
+    pd.testing.assert_frame_equal(Run.open(tmp_path / "a").heads, Run.open(tmp_path / "b").heads, check_exact=True)
+    small = in_process("doctor", name, pictures, "--size", 16, "--random-weights", "--device", "cpu")
+    assert small.returncode == 2 and "smaller than one patch" in small.stderr and "Traceback" not in small.stderr
+
+
+def test_a_mistyped_architecture_is_told_its_neighbours() -> None:
+    for command in (("diagnose", "timm:vit_tinyy_patch16_224", "demo"), ("doctor", "timm:vit_tinyy_patch16_224")):
+        ended = in_process(*command, "--random-weights")
+        assert ended.returncode == 2 and "vit_tiny_patch16_224" in ended.stderr
 
 
 def test_images_can_be_files_a_list_and_an_archive(model: Path, pictures: Path, plain: Run, tmp_path: Path) -> None:

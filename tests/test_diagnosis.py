@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import types
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -12,7 +14,7 @@ import torch
 from command_line import PICTURE, TINY, in_process, tiny_state, write_checkpoint, write_pictures
 
 import sinklab
-from sinklab.diagnosis import pick_device
+from sinklab.device import pick_device
 from sinklab.errors import InputError, NotFoundError
 from sinklab.sinks.table import head_schema
 
@@ -126,6 +128,72 @@ def test_a_layer_that_does_not_exist_is_refused(model: sinklab.Model, pictures: 
     with pytest.raises(NotFoundError, match="Layer 7 does not exist"):
         sinklab.diagnose(model, pictures, output=tmp_path / "run", size=PICTURE, layers=[0, 7])
     assert not (tmp_path / "run").exists()
+
+
+def test_layers_can_be_told_as_the_command_takes_them(model: sinklab.Model, pictures: Path, tmp_path: Path) -> None:
+    run = sinklab.diagnose(model, pictures, tmp_path / "run", size=PICTURE, layers="1-1", report=False)
+    assert set(run.heads["layer"]) == {1} and run.config["options"]["layers"] == [1]
+    with pytest.raises(InputError, match="not '1-'"):
+        sinklab.diagnose(model, pictures, tmp_path / "other", size=PICTURE, layers="1-")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"batch_size": "4"}, {"size": (32, 48)}, {"size": 32.0}, {"workers": 1.5}, {"seed": "a"}, {"limit": True},
+     {"definition": {"name": "causal"}}, {"rule": 0.5}, {"layers": []}, {"layers": 3}, {"dtype": torch.float32}],
+    ids=lambda wrong: next(iter(wrong)),
+)  # fmt: skip
+def test_an_argument_of_the_wrong_type_is_refused_with_a_sentence_that_names_it(
+    wrong: dict[str, Any], model: sinklab.Model, pictures: Path, tmp_path: Path
+) -> None:
+    name = next(iter(wrong))
+    with pytest.raises(InputError, match=f"(?i){name.rstrip('s')}"):
+        sinklab.diagnose(model, pictures, tmp_path / "run", **{"size": PICTURE, **wrong})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rule_can_be_named_and_a_device_be_torchs(model: sinklab.Model, pictures: Path, tmp_path: Path) -> None:
+    run = sinklab.diagnose(
+        model, pictures, tmp_path / "run", size=PICTURE, rule="mass", device=torch.device("cpu"), report=False
+    )
+    assert run.config["rule"] == sinklab.SinkRule.mass().as_dict()
+
+
+def test_the_folder_of_a_run_is_named_after_its_model(
+    model: sinklab.Model, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sinklab.diagnose(model, pictures, size=PICTURE, report=False).path == Path("runs/tiny.safetensors")
+    attached = sinklab.attach(model.module, name="my ViT")
+    assert sinklab.diagnose(attached, pictures, size=PICTURE, report=False).path == Path("runs/my-ViT")
+
+
+def test_sites_where_the_update_was_not_checked_are_named_in_run_json(
+    model: sinklab.Model, pictures: Path, tmp_path: Path
+) -> None:
+    module = copy.deepcopy(model.module)
+    for block in module.blocks:  # type: ignore[union-attr]
+        block.forward = types.MethodType(_renamed_forward, block)
+        block.before, block.after = block.norm1, block.norm2
+        del block.norm1, block.norm2
+    sinklab.sites.register(type(module.blocks[0].attn), lambda attention: _parts(attention))  # type: ignore[index]
+    try:
+        with pytest.warns(UserWarning, match="blocks.0.attn, blocks.1.attn"):
+            run = sinklab.diagnose(sinklab.attach(module), pictures, tmp_path / "run", size=PICTURE, report=False)
+    finally:
+        del sinklab.sites._registered[type(module.blocks[0].attn)]  # type: ignore[index]
+    assert [note for note in run.config["notes"] if "not checked at blocks.0.attn, blocks.1.attn" in note]
+    plain = sinklab.diagnose(model, pictures, tmp_path / "plain", size=PICTURE, report=False)
+    assert not [note for note in plain.config["notes"] if "not checked" in note]
+
+
+def _renamed_forward(block: Any, x: torch.Tensor, **_: Any) -> torch.Tensor:
+    x = x + block.attn(block.before(x))
+    return x + block.mlp(block.after(x))
+
+
+def _parts(attention: Any) -> Any:
+    return sinklab.sites.AttentionParts(heads=attention.num_heads, projection=attention.proj)
 
 
 def test_a_model_in_training_mode_with_dropout_is_refused_before_anything_is_written(

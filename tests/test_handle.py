@@ -70,6 +70,39 @@ def test_a_module_without_attention_is_refused() -> None:
         sinklab.attach(nn.Sequential(nn.Linear(4, 4)), tokens=tokens)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("xcit_nano_12_p16_224", "no plain ViT blocks"),
+        ("cait_xxs24_224", "no plain ViT blocks"),
+        ("naflexvit_base_patch16_gap", "sequences of patches"),
+        ("volo_d1_224", "no plain ViT blocks"),
+        ("maxvit_tiny_rw_224", "no plain ViT blocks"),
+        ("swin_tiny_patch4_window7_224", "no plain ViT blocks"),
+        ("convnext_atto", "no plain ViT blocks"),
+    ],
+)
+def test_timms_other_networks_are_refused_with_a_sentence(name: str, said: str) -> None:
+    with torch.device("meta"):
+        module = timm.create_model(name).eval()
+    with pytest.raises(InputError, match=said):
+        sinklab.attach(module)
+
+
+@pytest.mark.parametrize("given", ["demo", None, nn.Linear, nn.Linear(3, 3)], ids=["text", "None", "class", "Linear"])
+def test_what_is_no_model_is_refused_with_a_sentence(given: object) -> None:
+    with pytest.raises(InputError, match="nn.Module|tokens"):
+        sinklab.attach(given)  # type: ignore[arg-type]
+
+
+def test_attention_with_fusing_off_is_refused_with_the_way_to_switch_it_on(module: nn.Module) -> None:
+    for block in module.blocks:  # type: ignore[union-attr]
+        block.attn.fused_attn = False
+    handle = sinklab.attach(module)
+    with pytest.raises(NotFoundError, match="fused_attn = True"), torch.inference_mode():
+        sinklab.prove(handle, torch.rand(1, 3, 32, 32))
+
+
 def test_with_another_module_the_sites_are_found_in_that_one(model: sinklab.Model) -> None:
     import copy
 

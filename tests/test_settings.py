@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sinklab.settings import differences, fingerprint, library_versions, plain, utc_now
+from sinklab.errors import InputError
+from sinklab.settings import (
+    checkout_version,
+    differences,
+    fingerprint,
+    layer_numbers,
+    library_versions,
+    plain,
+    safe_name,
+    utc_now,
+)
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "model": {"name": "demo", "sha256": "ab"},
@@ -94,3 +104,44 @@ def test_the_time_is_utc_to_the_second() -> None:
 
 def test_versions_are_those_installed_and_others_are_left_out() -> None:
     assert library_versions(["numpy", "no-such-library-here"]) == {"numpy": np.__version__}
+
+
+def test_a_checkout_knows_its_own_version_without_being_installed() -> None:
+    import tomllib
+
+    root = Path(__file__).parents[1]
+    version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    assert library_versions(["sinklab"]) == {"sinklab": version}
+
+
+def test_a_version_is_taken_from_sinklabs_own_project_file_alone(tmp_path: Path) -> None:
+    assert checkout_version(tmp_path / "sinklab") is None
+    for text in ('[project]\nname = "other"\nversion = "9"', "not toml ["):
+        (tmp_path / "pyproject.toml").write_text(text)
+        assert checkout_version(tmp_path / "sinklab") is None
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "sinklab"\nversion = "7.1"')
+    assert checkout_version(tmp_path / "sinklab") == "7.1"
+
+
+def test_layers_are_the_same_as_text_and_as_numbers() -> None:
+    assert layer_numbers("0,5, 7-9") == layer_numbers([9, 8, 7, 5, 0, 0]) == (0, 5, 7, 8, 9)
+    assert layer_numbers(np.arange(2)) == layer_numbers(range(2)) == layer_numbers("0-1") == (0, 1)
+    assert layer_numbers(None) is None
+    for wrong in ("1-", "a", "3-1", "", [1.5], ["1"], 3):
+        with pytest.raises(InputError, match="like"):
+            layer_numbers(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("demo", "demo"),
+        ("timm:vit_base_patch14_reg4_dinov2.lvd142m", "vit_base_patch14_reg4_dinov2.lvd142m"),
+        ("openclip:ViT-B-16/laion2b_s34b_b88k", "laion2b_s34b_b88k"),
+        ("checkpoints/mine.safetensors", "mine.safetensors"),
+        ("my ViT", "my-ViT"),
+        ("..", "run"),
+    ],
+)
+def test_a_models_name_becomes_the_name_of_a_folder(model: str, name: str) -> None:
+    assert safe_name(model) == name

@@ -26,12 +26,14 @@ class Screen(io.StringIO):
         return True
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, width: int, columns: list[str], rows: list[list[str]]) -> str:
+def drawn(
+    monkeypatch: pytest.MonkeyPatch, width: int, columns: list[str], rows: list[list[str]], **options: tuple[str, ...]
+) -> str:
     screen = Screen()
     for name, value in (("COLUMNS", str(width)), ("LINES", "50"), ("TERM", "xterm"), ("NO_COLOR", "1")):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stdout", screen)
-    terminal.table("Title", columns, rows)
+    terminal.table("Title", columns, rows, **options)
     return screen.getvalue()
 
 
@@ -52,6 +54,31 @@ def test_a_table_fits_the_terminal_and_loses_no_word(
 
 def test_brackets_in_a_table_are_not_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "openclip:ARCH[/TAG or FILE]" in drawn(monkeypatch, 200, ["name", "loads", "example"], NAMES)
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 100, 200])
+def test_a_name_to_be_copied_stands_in_one_piece_on_a_line_at_any_width(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = drawn(monkeypatch, width, ["name", "loads", "example"], NAMES, whole=("name", "example"))
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+    for name, _, example in NAMES:
+        assert any(line.startswith(name) for line in lines) and any(line.rstrip().endswith(example) for line in lines)
+    assert all(len(line.rstrip()) <= width or line.strip() in {cell for row in NAMES for cell in row} for line in lines)
+
+
+def test_a_remark_is_one_line_said_once_however_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        terminal.warnings_as_lines()
+        terminal.note("the table is resized")
+        warnings.warn("the table is resized", stacklevel=1)
+        warnings.warn("three images are blank", stacklevel=1)
+        warnings.warn("an overflow", RuntimeWarning, stacklevel=1)
+    said = ["note: the table is resized", "note: three images are blank", "warning: an overflow"]
+    assert capsys.readouterr().err.splitlines() == [f"sinklab: {words}" for words in said]
 
 
 def test_in_a_pipe_a_table_is_tab_separated(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sinklab.devices import device_name
+from sinklab.device import device_name
 from sinklab.interventions.checks import TOLERANCE
 from sinklab.interventions.experiment import cost
 from sinklab.interventions.summary import summarise_effects

@@ -19,8 +19,7 @@ from sinklab.models.request import Request, close_matches
 _SIZES = {"s": "small", "b": "base", "l": "large", "g": "giant"}
 
 RESIZE_NOTE = (
-    "at sizes other than 518 px the positions are resized as timm does (bicubic with antialias); "
-    "Meta's own code for models without registers uses no antialias, so its outputs differ there"
+    "positions resized as timm does: at other sizes than 518 px Meta's own code, without antialias, differs slightly"
 )
 
 

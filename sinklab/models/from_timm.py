@@ -111,8 +111,17 @@ def _not_plain(name: str) -> str:
 
 
 def require_plain_blocks(module: nn.Module, name: str) -> None:
-    """Raise InputError unless the module is a row of blocks with one softmax attention each."""
+    """Raise InputError unless the module is a row of blocks with one softmax attention each over an image's patches."""
     from timm.layers import DiffAttention
+
+    if hasattr(module, "blocks") and not hasattr(module, "patch_embed"):  # NaFlexViT
+        raise InputError(
+            f"{name} takes sequences of patches of any shape, so a token's place in the image cannot be known: build "
+            "the ordinary vision transformer of the same weights."
+        )
+    homes = {cls.__module__.rpartition(".")[2] for cls in type(module).__mro__ if cls.__module__.startswith("timm.")}
+    if not homes & set(PLAIN_MODULES):  # XCiT attends over channels, CaiT mixes the heads, under the same names
+        raise InputError(_not_plain(name))
 
     blocks = getattr(module, "blocks", None)
     attentions = [getattr(block, "attn", None) for block in blocks] if blocks is not None else []

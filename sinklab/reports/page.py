@@ -16,8 +16,9 @@ from sinklab.reports import captions, causal, causal_method, effects, overlays, 
 from sinklab.reports.causal_figures import effects_figure, joint_figure
 from sinklab.reports.figures import fullness
 from sinklab.reports.palette import CLASS_NAME, CLASSES, HEAT_RAMP, KIND_GLYPH, KIND_NAME
+from sinklab.reports.stale import remove_stale_figures
 from sinklab.reports.verdict import Verdict, give_verdict
-from sinklab.sinks.classify import SinkDefinition, both_definitions
+from sinklab.sinks.classify import SinkDefinition, with_own
 from sinklab.sinks.rule import SinkRule
 from sinklab.sinks.table import counts_per_image, kind_by_layer, sensitivity, sink_table
 
@@ -67,12 +68,14 @@ def write_report(run: SavedRun) -> Path:
     """
     found = gather(run)
     drawn = draw_figures(found)
+    kept = {f"{figure.name}.{ending}" for figure in drawn.values() for ending in ("svg", "png", "csv")}
     saved = overlays.read_overlays(run.path)
     shown: list[overlays.HeadExamples] = []
     photographs: list[overlays.Photograph] = []
     if saved is not None:
         columns, listed = saved
         shown, photographs = overlays.examples_by_head(run.path, columns, listed, found.table, run.config)
+        kept |= {"overlays.csv", *(f"{head.name}.png" for head in shown)}
         run.write_table("figures/overlays.csv", tables.labelled(columns, rule=found.rule.name))
     _write_tables(run, found)
     for figure in drawn.values():
@@ -83,14 +86,15 @@ def write_report(run: SavedRun) -> Path:
         run.write_bytes(f"figures/{head.name}.png", overlays.overlay_png(head))
     page = render(run.config, found, drawn, shown, photographs)
     run.write_text("report.html", page)
+    remove_stale_figures(run.path, kept)
     return run.path / "report.html"
 
 
 def gather(run: SavedRun) -> Findings:
     """Everything that the page counts, from the run's tables."""
     rule = SinkRule.from_dict(run.config["rule"])
-    definition = SinkDefinition.named(run.config["definition"])
-    definitions = sorted(both_definitions(), key=lambda each: each != definition)
+    definition = SinkDefinition.from_saved(run.config["definition"])
+    definitions = sorted(with_own(definition), key=lambda each: each != definition)
     heads = run.heads
     table = tables.head_table(heads, sink_table(heads, rule, definitions), rule, definitions)
     own_counts = counts_per_image(heads, [rule], definitions)
@@ -104,7 +108,7 @@ def gather(run: SavedRun) -> Findings:
         kinds=kind_by_layer(heads),
         counts=counts_per_image(heads, tables.report_rules(rule), definitions),
         own_counts=own_counts,
-        sensitivity=sensitivity(heads, rule),
+        sensitivity=sensitivity(heads, rule, definitions),
         routes=routes,
         has_spectrum=has_spectrum,
         verdict=give_verdict(heads, table, own_counts, rule, definition),
@@ -138,7 +142,7 @@ def draw_figures(found: Findings) -> dict[str, captions.Drawn]:
         for definition in found.definitions:
             own = definition == found.definition
             plane = captions.plane_figure(found.table, definition, counted, own)
-            drawn["plane" if own else "other_plane"] = plane
+            drawn["plane" if own else f"plane_{definition.name}"] = plane
         if found.has_spectrum:
             drawn["routes"] = captions.routes_figure(found.routes, found.definition, counted)
     return drawn

@@ -14,6 +14,8 @@ broadcast under `causal`; with values of zero it is a NOP under both.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,17 +28,21 @@ if TYPE_CHECKING:
 
 CLASSES = ("nop", "broadcast", "intermediate")
 DEFINITIONS = ("causal", "counts")
+RATIOS = ("value_ratio_out", "value_ratio_head")
+"""Columns of the head table that a run's definition can go by."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SinkDefinition:
     """One meaning of the names NOP and broadcast: an axis of the head table and its thresholds.
 
-    Raises InputError if the two classes would overlap or a threshold is not a positive number.
+    Raises InputError if the two classes would overlap or a threshold is not a positive number, for a name that cannot
+    stand in a column's name, and for other thresholds under the name "causal" or "counts".
     """
 
     name: str
-    """"causal", "counts", or a name of one's own."""
+    """"causal", "counts", or a name of one's own: letters, digits and underscores, because tables have a column
+    `class_<name>`."""
     axis: str
     """The column that says how large the sink's value is: "value_ratio_out" or "value_ratio_head" (or another
     measurement's own ratio, e.g. a contribution ratio where values have no norm to speak of)."""
@@ -58,27 +64,43 @@ class SinkDefinition:
                 f"The definition {self.name!r} asks for a stable rank of at most {self.stable_rank}; a stable rank "
                 "is never below 1."
             )
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.name) or self.name == "rule":
+            raise InputError(
+                f"A definition cannot be named {self.name!r}: tables have a column class_<name>, so it takes letters, "
+                "digits and underscores, the first no digit (and not the word rule)."
+            )
+        known = _PUBLISHED.get(self.name)
+        if known is not None and asdict(self) != known:
+            raise InputError(
+                f"The name {self.name!r} belongs to the published definition ({_numbers(known)}), and this one has "
+                f"{_numbers(asdict(self))}: give it a name of its own."
+            )
 
     @classmethod
     def causal(cls) -> SinkDefinition:
         """Values after the output projection, and a broadcast's update is of rank one (the paper's Fig. 6)."""
-        return cls(name="causal", axis="value_ratio_out", stable_rank=1.5)
+        return cls(**_PUBLISHED["causal"])
 
     @classmethod
     def counts(cls) -> SinkDefinition:
         """Values in head space, nothing asked of the rank (the paper's Sec. 5, Tables 14 and 15)."""
-        return cls(name="counts", axis="value_ratio_head")
+        return cls(**_PUBLISHED["counts"])
 
     @classmethod
     def named(cls, name: str) -> SinkDefinition:
         """The definition of that name; NotFoundError if there is none."""
-        if name == "causal":
-            return cls.causal()
-        if name == "counts":
-            return cls.counts()
+        if name in _PUBLISHED:
+            return cls(**_PUBLISHED[name])
         raise NotFoundError(
             f"There is no definition {name!r} of NOP and broadcast; there are {', '.join(DEFINITIONS)}."
         )
+
+    @classmethod
+    def from_saved(cls, saved: str | Mapping[str, Any]) -> SinkDefinition:
+        """The definition that `as_dict` wrote, e.g. run.json's "definition"; runs of old hold its name alone."""
+        if isinstance(saved, str):
+            return cls.named(saved)
+        return cls(**{name: saved[name] for name in cls.__dataclass_fields__ if name in saved})
 
     def as_dict(self) -> dict[str, Any]:
         """Name, axis, thresholds and sentence, for saving."""
@@ -122,6 +144,26 @@ class SinkDefinition:
         )
 
 
+_PUBLISHED: dict[str, dict[str, Any]] = {
+    "causal": {"name": "causal", "axis": "value_ratio_out", "nop": 0.2, "broadcast": 0.5, "stable_rank": 1.5},
+    "counts": {"name": "counts", "axis": "value_ratio_head", "nop": 0.2, "broadcast": 0.5, "stable_rank": None},
+}
+
+
+def _numbers(definition: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in definition.items() if name != "name")
+
+
 def both_definitions() -> list[SinkDefinition]:
     """`causal`, then `counts`."""
     return [SinkDefinition.causal(), SinkDefinition.counts()]
+
+
+def with_own(definition: SinkDefinition) -> list[SinkDefinition]:
+    """`causal`, `counts`, and the given one if it is neither: what a run is classed by."""
+    return list(dict.fromkeys((*both_definitions(), definition)))
+
+
+def grid_of(published: Iterable[float], own: float | None) -> list[float]:
+    """Thresholds to try, a definition's own among them, from small to large."""
+    return sorted({*published} if own is None else {*published, own})

@@ -8,11 +8,12 @@ leaves it out. The public names are those of `sinklab.sinks.table`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from sinklab.models.tokens import KINDS
-from sinklab.sinks.classify import CLASSES, SinkDefinition, both_definitions
+from sinklab.sinks.classify import CLASSES, SinkDefinition, both_definitions, grid_of
 from sinklab.sinks.rule import SinkRule, require_columns, table_rules
 
 if TYPE_CHECKING:
@@ -57,31 +58,34 @@ def counts_per_image(
     return pd.DataFrame(rows, columns=names)
 
 
-def sensitivity(heads: pd.DataFrame, rule: SinkRule) -> pd.DataFrame:
-    """The classes' sizes under a grid of thresholds, for both definitions.
+def sensitivity(
+    heads: pd.DataFrame, rule: SinkRule, definitions: Sequence[SinkDefinition] | None = None
+) -> pd.DataFrame:
+    """The classes' sizes under a grid of thresholds, for both definitions or those given.
 
     Columns definition, blocks, nop_threshold, broadcast_threshold, stable_rank_threshold (NaN for `counts`, which has
     none), nop, broadcast, intermediate, events (their sum, the same in every row of one `blocks`), images, published
-    (True in the row of the definition's own thresholds).
+    (True in the row of the definition's own thresholds, which are always on the grid).
     """
     import pandas as pd
 
     images, events = images_in(heads), heads[rule.events(heads)]
     kinds = _codes(events["sink_kind"], KINDS)
     rows: list[dict[str, Any]] = []
-    for published in both_definitions():
-        ranks = (None,) if published.stable_rank is None else STABLE_RANK_GRID
-        for nop, broadcast, rank in product(NOP_GRID, BROADCAST_GRID, ranks):
-            tried = SinkDefinition(
-                name=published.name, axis=published.axis, nop=nop, broadcast=broadcast, stable_rank=rank
-            )
+    for published in both_definitions() if definitions is None else definitions:
+        ranks = [None] if published.stable_rank is None else grid_of(STABLE_RANK_GRID, published.stable_rank)
+        grid = product(grid_of(NOP_GRID, published.nop), grid_of(BROADCAST_GRID, published.broadcast), ranks)
+        for nop, broadcast, rank in grid:
+            if nop >= broadcast:  # the classes would overlap
+                continue
+            tried = replace(published, name="tried", nop=nop, broadcast=broadcast, stable_rank=rank)
             counts = _cube(events, tried, kinds)[:, :, -1]
             for b, blocks in enumerate(BLOCKS):
-                row: dict[str, Any] = {"definition": tried.name, "blocks": blocks, "nop_threshold": nop}
+                row: dict[str, Any] = {"definition": published.name, "blocks": blocks, "nop_threshold": nop}
                 row["broadcast_threshold"] = broadcast
                 row["stable_rank_threshold"] = float("nan") if rank is None else rank
                 row |= {label: int(counts[b, c]) for c, label in enumerate((*CLASSES, "events"))}
-                rows.append(row | {"images": images, "published": tried == published})
+                rows.append(row | {"images": images, "published": tried == replace(published, name="tried")})
     return pd.DataFrame(rows)
 
 

@@ -46,10 +46,11 @@ def write_findings(
     model: Model, images: ImageList, transform: ImageTransform, run: Run, options: ScanOptions
 ) -> dict[str, Any]:
     """`sinks.parquet`, `summary.json`, `tables/spectrum.csv` and `overlays/`; returns the summary."""
+    from sinklab.sinks.classify import with_own
     from sinklab.sinks.overlay import choose, write_overlays
 
     heads = run.heads
-    sinks = sink_table(heads, options.rule)
+    sinks = sink_table(heads, options.rule, with_own(options.definition))
     run.write_table("sinks.parquet", sinks)
     summary = summarise(heads, options.rule, options.definition)
     run.write_json("summary.json", summary)

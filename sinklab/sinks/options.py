@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from sinklab.data.images import ImageTransform
 from sinklab.errors import InputError
-from sinklab.sinks.classify import SinkDefinition
+from sinklab.sinks.classify import RATIOS, SinkDefinition
 from sinklab.sinks.rule import SinkRule
 
 if TYPE_CHECKING:
@@ -15,6 +17,16 @@ if TYPE_CHECKING:
     from sinklab.handle import Model
 
 DTYPES = ("float32", "bfloat16")
+_KINDS: dict[type, str] = {Integral: "a whole number", str: "'native'", type(None): "None"}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "size": (Integral, str),
+    "batch_size": (Integral,),
+    "workers": (Integral,),
+    "limit": (Integral, type(None)),
+    "seed": (Integral,),
+    "rule": (SinkRule,),
+    "definition": (SinkDefinition,),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +54,11 @@ class ScanOptions:
     """Stop at the first image that cannot be used, instead of listing it."""
 
     def __post_init__(self) -> None:
+        for name, kinds in _TYPES.items():
+            given = getattr(self, name)
+            if not isinstance(given, kinds) or isinstance(given, bool):
+                wanted = " or ".join(_KINDS.get(kind, f"a {kind.__name__}") for kind in kinds)
+                raise InputError(f"{name} is {wanted}, not {given!r}.")
         if self.dtype not in DTYPES:
             raise InputError(f"--dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}.")
         if self.batch_size < 1:
@@ -54,6 +71,13 @@ class ScanOptions:
             raise InputError(f"--size is a positive number of pixels, not {self.size}.")
         if self.limit is not None and self.limit < 1:
             raise InputError(f"--limit is at least 1, not {self.limit}.")
+        if self.layers == ():
+            raise InputError("No layer is named: leave layers out to measure all.")
+        if self.definition.axis not in RATIOS:
+            raise InputError(
+                f"The definition {self.definition.name!r} goes by {self.definition.axis}; a run's definition goes by "
+                f"{' or '.join(RATIOS)}."
+            )
 
     def transform(self, model: Model) -> ImageTransform:
         """The pixels that this model will see. Raises InputError for a size that the model cannot take."""
@@ -74,6 +98,17 @@ class ScanOptions:
                 self.size, interpolation=p.interpolation, mean=p.mean, std=p.std, patch_size=patch
             )
         return transform
+
+    def judging(self, settings: Mapping[str, Any]) -> ScanOptions:
+        """The options for going on with a run of those settings (run.json's).
+
+        `routed_count` was counted at the run's own attention threshold. `strict` and `mass` read other columns, so a
+        run made at any threshold can be judged by them, and keeps it.
+        """
+        counted_at = settings.get("options", {}).get("attention")
+        if self.rule.name == "relaxed" or counted_at is None:
+            return self
+        return replace(self, rule=replace(self.rule, attention=counted_at))
 
     def settings(self, model: Model, images: ImageList, device: str) -> dict[str, Any]:
         """Everything that the head table depends on, for the run's fingerprint."""

@@ -109,3 +109,6 @@ def write_overlays(
         "overlays/pictures.json",
         {"pictures": pictures, "grid": grids, "prefix_tokens": model.tokens.prefix_tokens},
     )
+    for path in (run.path / "overlays").glob("picture-*.jpg"):  # of an earlier rule or definition
+        if f"overlays/{path.name}" not in pictures.values():
+            path.unlink()

@@ -5,7 +5,7 @@ Letters: B batch, L layers, H heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -17,7 +17,7 @@ import torch
 from sinklab.data.images import UnreadableImage, batch_numbers, batches, open_image
 from sinklab.errors import InputError
 from sinklab.hooks.manager import HookManager
-from sinklab.hooks.proof import prove
+from sinklab.hooks.proof import Proof, prove
 from sinklab.sinks.reader import StatisticsReader
 from sinklab.sinks.table import head_schema
 
@@ -72,10 +72,22 @@ def first_readable(images: ImageList, transform: ImageTransform, *, strict: bool
     raise InputError(f"None of the {len(images)} images can be used; the first: {reason}.")
 
 
-def prove_attachment(model: Model, pixels: Tensor, options: ScanOptions) -> list[Any]:
+def prove_attachment(model: Model, pixels: Tensor, options: ScanOptions) -> list[Proof]:
     """Proof of attachment on one image, before anything is written."""
     with precision(options.dtype, model.device):
         return prove(model, as_input(model, pixels))
+
+
+def unchecked(proofs: Sequence[Proof]) -> list[str]:
+    """A sentence that names the sites where the heads' updates were not compared with what the block adds."""
+    unseen = [proof.name for proof in proofs if proof.update is None]
+    if not unseen:
+        return []
+    where = f"{unseen[0]} to {unseen[-1]} ({len(unseen)} sites)" if len(unseen) > 3 else ", ".join(unseen)
+    return [
+        f"not checked at {where}: that the heads' updates and bias are what the block adds. Its second norm was not "
+        "recognised, so the residual stream between attention and MLP could not be seen"
+    ]
 
 
 def as_input(model: Model, pixels: Tensor) -> Tensor:

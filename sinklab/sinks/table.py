@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinklab.models.tokens import KINDS
-from sinklab.sinks.classify import CLASSES, SinkDefinition, both_definitions
+from sinklab.sinks.classify import CLASSES, SinkDefinition, both_definitions, with_own
 from sinklab.sinks.counts import BLOCKS, counts_per_image, images_in, most_common, sensitivity, tally
 from sinklab.sinks.rule import SinkRule, require_columns
 
@@ -129,10 +129,10 @@ def summarise(heads: pd.DataFrame, rule: SinkRule, definition: SinkDefinition) -
     nearness {"rule", "causal", "counts": [{column, threshold, …}]} · not_finite {rows, images, heads}.
 
     A head is steady if it is sunk in at least half of its images; it counts under its most common class. The strongest
-    heads of a class go by frequency, then mean inflow, then layer and head. `definition` replaces the definition of
-    its name, or stands beside the two under a name of its own.
+    heads of a class go by frequency, then mean inflow, then layer and head. A `definition` with a name of its own
+    stands beside the two.
     """
-    definitions = {known.name: known for known in (*both_definitions(), definition)}
+    definitions = {known.name: known for known in with_own(definition)}
     table = head_summary(heads, rule, list(definitions.values()))
     counts = counts_per_image(heads, [rule], list(definitions.values()))
     events = heads[rule.events(heads)]

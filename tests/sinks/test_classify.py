@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -133,3 +135,27 @@ def test_a_table_without_the_axis_is_refused_by_name():
 def test_the_sentence_says_axis_and_thresholds():
     assert all(word in CAUSAL.sentence() for word in ("output-projected", "0.2", "0.5", "1.5", "causal"))
     assert "stable rank" not in COUNTS.sentence()
+
+
+@pytest.mark.parametrize("changed", [{"nop": 0.1}, {"stable_rank": 2.0}, {"axis": "value_ratio_head"}])
+def test_a_published_name_cannot_stand_for_other_thresholds(changed: dict):
+    with pytest.raises(InputError, match="name of its own"):
+        replace(CAUSAL, **changed)
+    assert replace(CAUSAL, name="mine", **changed).name == "mine"
+
+
+@pytest.mark.parametrize("name", ["", "two words", "my-own", "2nd", "rule", "a.b"])
+def test_a_name_that_cannot_stand_in_the_name_of_a_column_is_refused(name: str):
+    with pytest.raises(InputError, match="named"):
+        SinkDefinition(name=name, axis="value_ratio_out")
+
+
+@pytest.mark.parametrize("definition", [CAUSAL, COUNTS, replace(CAUSAL, name="mine", nop=0.05)])
+def test_a_saved_definition_is_read_back_whole(definition: SinkDefinition):
+    assert SinkDefinition.from_saved(json.loads(json.dumps(definition.as_dict()))) == definition
+
+
+def test_a_run_of_old_kept_the_name_alone():
+    assert SinkDefinition.from_saved("counts") == COUNTS
+    with pytest.raises(NotFoundError, match="no definition"):
+        SinkDefinition.from_saved("mine")

@@ -89,6 +89,20 @@ def test_the_sensitivity_grid_always_sums_to_the_events_and_holds_the_published_
     assert grid[grid["definition"] == "counts"]["stable_rank_threshold"].isna().all()
 
 
+def test_a_definitions_own_thresholds_are_on_its_grid_once_per_block():
+    own = SinkDefinition(name="own", axis="value_ratio_out", nop=0.45, broadcast=0.55, stable_rank=1.1)
+    table = random_table(1)
+    grid = sensitivity(table, RELAXED, [own, CAUSAL])
+    published = grid[grid["published"] & (grid["definition"] == "own")]
+    assert sorted(published["blocks"]) == ["0", "1+"]
+    labels = own.classify(table[RELAXED.events(table)])
+    assert published["nop"].sum() == (labels == "nop").sum() > 0
+    assert (grid["nop_threshold"] < grid["broadcast_threshold"]).all()
+    pd.testing.assert_frame_equal(
+        grid[grid["definition"] == "causal"].reset_index(drop=True), sensitivity(table, RELAXED, [CAUSAL])
+    )
+
+
 def test_a_higher_threshold_moves_the_sensitivity_counts_one_way_only():
     grid = sensitivity(random_table(2), RELAXED)
     grid = grid[(grid["definition"] == "causal") & (grid["blocks"] == "1+")]

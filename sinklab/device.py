@@ -1,4 +1,4 @@
-"""The torch device that a name asks for, and a device in words."""
+"""Where a model runs: what --device means on this machine, and how run.json names it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pick_device(name: str, local_rank: int = 0) -> str:
 
 
 def device_name(device: Any) -> str:
-    """A device in words, for run.json."""
+    """A torch device in words: which GPU, or which CPU with how many threads."""
     import platform
 
     import torch
