@@ -203,16 +203,15 @@ def _run(
                 )
             experiment.collect(design, progress)
             _together(own)
-            layers = experiment.measure(design, experiment.values(), progress)
-            steps.extend((design, layers))
+            steps.extend((design, experiment.measure(design, experiment.values(), progress)))
 
         _told_to_all(own, work)
-        layers = sorted(set().union(*own.gathered(steps[1])))
+        checked: dict[int, int] = {}
+        for one in own.gathered(steps[1]):
+            checked |= {layer: checked.get(layer, 0) + count for layer, count in one.items()}
         if own.first:
             seconds = perf_counter() - started
-            write_results(
-                experiment, choice, steps[0], layers or before.get("checks", {}).get("null_edits", []), seconds
-            )
+            write_results(experiment, choice, steps[0], checked, seconds)
 
 
 def _together(own: Ranks) -> None:

@@ -182,7 +182,7 @@ def synthetic_patch(heads: Sequence[Edited]) -> dict[str, Any]:
         "finished": "2026-01-02T03:05:35+00:00",
         "command": ["sinklab", "patch", "runs/demo"],
         "fingerprint": "beef" * 16,
-        "settings": {"heads": "auto", "per_class": 16, "block0": 4, "seed": 0},
+        "settings": {"options": {"heads": None, "per_class": 16, "block0": 4, "seed": 0}},
         "edits": list(EDITS),
         "classes": ["nop", "broadcast"],
         "definition": "causal",

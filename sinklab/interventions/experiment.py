@@ -177,8 +177,8 @@ class Experiment:
         kept["image_index"] += len(self.images)  # apart from the run's own
         return Values(pd.concat([table, kept]), sorted(set(kept["image_index"])))
 
-    def measure(self, design: Design, values: Values, progress: Progress | None = None) -> set[int]:
-        """The effects of all edits; returns the layers whose null edits were checked here."""
+    def measure(self, design: Design, values: Values, progress: Progress | None = None) -> dict[int, int]:
+        """The effects of all edits; returns how many null edits were checked here, by layer."""
         measure = Measure(
             model=self.model,
             design=design,
@@ -195,7 +195,7 @@ class Experiment:
             return measure.image(batch.number, as_input(self.model, batch.pixels))
 
         self._pass("", self.images, set(design.rows["image_index"]), one, progress)
-        return measure.null_layers
+        return measure.null_edits
 
     def effects(self) -> pd.DataFrame:
         """The table of all parts, in the order of images, layers, heads, classes and edits."""

@@ -58,8 +58,8 @@ class Measure:
     """Image → class number, for the change of cross-entropy; may be empty."""
     height: int
     width: int
-    null_layers: set[int] = field(default_factory=set)
-    """Layers whose null edits were checked."""
+    null_edits: dict[int, int] = field(default_factory=dict)
+    """Layer → how many edits that put back what is there were checked to leave every bit."""
 
     def __post_init__(self) -> None:
         rows, members = self.design.rows, self.design.members
@@ -90,9 +90,9 @@ class Measure:
     def _batch(self, index: int, start: Unedited, layer: int, rows: pd.DataFrame) -> pd.DataFrame:
         members, sinks = self._of(rows)
         number = 1 + len(rows)
-        if layer not in self.null_layers:
+        if layer not in self.null_edits:
             null_check(self.model, start, layer, members, number)
-            self.null_layers.add(layer)
+            self.null_edits[layer] = len(members.row)
         tokens, editor = run_rows(self.model, start, layer, members, number)
         gap = self._check(start, tokens, editor.error, layer)
         found = {name: values.numpy() for name, values in self._effects(index, rows, tokens, sinks).items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sinklab.device import device_name
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 
 def write_results(
-    experiment: Experiment, choice: Choice, design: Design, null_layers: Sequence[int], seconds: float
+    experiment: Experiment, choice: Choice, design: Design, null_edits: Mapping[int, int], seconds: float
 ) -> None:
     """Tables and run.json from the finished effects; by rank 0 alone."""
     import torch
 
     run, o = experiment.run, experiment.options
+    kept = (run.config["patch"].get("checks") or {}) if not null_edits else {}  # nothing was left to be measured
     effects, away = experiment.effects(), experiment.held_out()
     images = int(run.heads["image"].nunique())
     least, notes = o.min_events_analysis, [*choice.notes, *design.notes]
@@ -76,7 +77,8 @@ def write_results(
         },
         "heldout": {"sentence": sentence, "images": away},
         "checks": {
-            "null_edits": list(null_layers),
+            "null_edits": sum(null_edits.values()) or kept.get("null_edits", 0),
+            "null_layers": sorted(null_edits) or kept.get("null_layers", []),
             "null_bit_identical": True,
             "identity_error_max": float(effects["identity_error"].max()),
             "identity_tolerance": TOLERANCE[kind],
@@ -87,7 +89,7 @@ def write_results(
         "seed": o.seed,
         "device": device_name(experiment.model.device),
         "dtype": run.config["dtype"],
-        "timings": {"seconds": round(seconds, 3), **{key: counts[key] for key in counts if key != "rows"}},
+        "timings": {**counts, "seconds": round(seconds, 3)} if null_edits else run.config["patch"].get("timings", {}),
     }
     run.update(patch={**run.config["patch"], **about})
 

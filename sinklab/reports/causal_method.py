@@ -47,7 +47,7 @@ def _heads_words(patch: dict[str, Any]) -> Markup:
     chosen = [head for head in patch.get("heads") or [] if isinstance(head, dict)]
     counts = {name: sum(head.get("class") == name for head in chosen) for name in CAUSAL_CLASSES}
     named = joined([plural(counts[name], f"{CLASS_NAME[name]} head") for name in CAUSAL_CLASSES])
-    settings = _part(patch, "settings")
+    settings = _part(_part(patch, "settings"), "options")
     sentences = [f"{named}, edited one at a time (definition “{patch.get('definition', 'causal')}”)"]
     used, usual = patch.get("min_events_used"), patch.get("min_events")
     if settings.get("heads", "auto") in ("auto", None):
@@ -64,7 +64,10 @@ def _heads_words(patch: dict[str, Any]) -> Markup:
         words += f" The usual minimum of {plural(usual, 'event')} was lowered to {used}: too few heads reach it here."
     enough = patch.get("min_events_analysis")
     if _is_number(enough):
-        words += f" With fewer than {plural(enough, 'edited image')} a head gets no verdict and enters no class mean."
+        words += (
+            f" With fewer than {plural(enough, 'edited image')} a head gets no verdict, and enters no class mean "
+            "unless all heads have fewer."
+        )
     return Markup("{}").format(words)
 
 

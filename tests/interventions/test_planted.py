@@ -118,7 +118,7 @@ def test_editing_both_heads_of_a_class_at_once_is_in_the_table(run: sinklab.Diag
 
 def test_the_checks_of_every_edit_are_tight(run: sinklab.Diagnosis) -> None:
     about = run.config["patch"]
-    assert about["checks"]["null_bit_identical"] and about["checks"]["null_edits"] == [1]
+    assert about["checks"]["null_bit_identical"] and about["checks"]["null_layers"] == [1]
     assert about["checks"]["identity_error_max"] < 1e-6
     assert about["checks"]["prefix_error_max"] < 1e-6
     assert about["images"]["heldout"] == 10 and about["images"]["edited"] == 30

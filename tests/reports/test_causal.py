@@ -288,7 +288,7 @@ def test_a_lowered_minimum_is_said_and_an_unlowered_one_is_not(tmp_path: Path) -
 
 
 def test_heads_named_by_hand_are_not_said_to_be_chosen(tmp_path: Path) -> None:
-    causal = causal_of(tmp_path, settings={"heads": [[1, 0]]})
+    causal = causal_of(tmp_path, settings={"options": {"heads": [[1, 0]]}})
     assert "named by hand" in dict(method_facts(causal))["Heads"]
 
 
