@@ -274,8 +274,9 @@ def test_a_kill_at_any_moment_and_a_resume_give_the_same_table(tmp_path: Path) -
         command = [sys.executable, "-c", WRITER, str(path), str(moments.choice([1, 2, 3])), "slowly"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        process.stdout.readline()  # at work
-        time.sleep(moments.uniform(0.0, 0.03))
+        for _ in range(moments.choice([4, 6, 9])):  # batches that were added: more than one part holds
+            process.stdout.readline()
+        time.sleep(moments.uniform(0.0, 0.01))
         process.kill()
         process.wait()
         process.stdout.close()

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EFFECTS = ("patch_change", "cls_change", "shared_energy", "donor_cosine")
+ROUNDING = 16
+"""Units in the last place of the tokens: what rounding alone leaves of an edit that does nothing, about."""
 ANSWERS = ("kl", "top1_same", "ce_change")
 
 
@@ -34,8 +36,10 @@ def effects(
 
     `patch_change` = √(mean_i ‖P'_i − P_i‖²) / max(√(mean_i ‖P_i‖²), 1e-12) · `cls_change` the same of the CLS token ·
     `shared_energy` = n ‖mean_i Δ_i‖² / Σ_i ‖Δ_i‖² · `donor_cosine` = cos(mean_i Δ_i, mean P_donor − mean P_own).
-    What is not defined (no CLS, no change, no patch) is NaN.
+    What is not defined (no CLS, no change, no patch) is NaN; a change no larger than rounding has a size, but no shape:
+    `shared_energy` and `donor_cosine` of less than ROUNDING of the tokens' type are NaN.
     """
+    least = ROUNDING * torch.finfo(after.dtype).eps
     before, after = exact(before), exact(after)
     counted = counted.to(after.device)
     delta = (after - before) * counted[..., None]
@@ -56,6 +60,8 @@ def effects(
         toward = exact(toward_donor).to(mean).expand_as(mean)
         lengths = torch.linalg.vector_norm(mean, dim=-1) * torch.linalg.vector_norm(toward, dim=-1)
         found["donor_cosine"] = (mean * toward).sum(-1) / torch.where(lengths > 0, lengths, torch.nan)
+    for name in ("shared_energy", "donor_cosine"):
+        found[name] = torch.where(found["patch_change"] > least, found[name], torch.nan)
     return {name: values.cpu() for name, values in found.items()}
 
 

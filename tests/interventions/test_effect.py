@@ -49,6 +49,13 @@ def test_a_third_of_the_patches_moving_is_a_third_shared() -> None:
     assert numbers["shared_energy"] == pytest.approx(1 / 3, rel=1e-6)
 
 
+def test_a_change_of_rounding_size_has_no_shape() -> None:
+    after = BEFORE.clone()
+    after[1:] += 4e-7 * BEFORE[1:]
+    numbers = found(after)
+    assert 0 < numbers["patch_change"] < 1e-6 and math.isnan(numbers["shared_energy"])
+
+
 def test_tokens_that_do_not_count_change_nothing() -> None:
     """The sink and the prefix tokens are left out."""
     after = BEFORE.clone()
