@@ -23,7 +23,9 @@ def patch(
     edits: Annotated[
         str, typer.Option(help="Some of zero, mean, donor, ordinary, route, zero_ordinary.")
     ] = "zero,mean,donor,ordinary,route,zero_ordinary",
-    classes: Annotated[str, typer.Option("--class", help="Whose heads: nop, broadcast.")] = "nop,broadcast",
+    classes: Annotated[
+        str, typer.Option("--class", help="Whose heads: nop, broadcast, intermediate.")
+    ] = "nop,broadcast",
     per_class: Annotated[int, typer.Option(help="Heads a class in layers from 1 on.")] = 16,
     block0: Annotated[int, typer.Option(help="Heads a class in block 0.")] = 4,
     min_events: Annotated[int, typer.Option(help="Events that make a head eligible.")] = 50,

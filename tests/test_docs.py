@@ -113,13 +113,13 @@ def test_every_command_is_one_of_sinklabs_with_its_own_options(path: Path) -> No
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_every_option_named_in_the_text_exists(path: Path) -> None:
     prose = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", prose))
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", prose))
     assert named <= set().union(*OPTIONS.values())
 
 
 def option_table() -> dict[str, tuple[str, str]]:
     """(commands, default) of each option in the reference, by its long name."""
-    part = page("reference.md").partition("| option |")[2]
+    part = page("reference.md").partition("| option |")[2].partition("Of `patch`:")[0]
     rows = re.findall(r"^\| (`-[^|]*`) \| (\w+) \| ([^|]*)\|", part, flags=re.MULTILINE)
     return {names.split("`")[-2]: (where, default.strip(" `")) for names, where, default in rows}
 
@@ -157,6 +157,30 @@ def test_the_types_in_the_reference_are_those_of_the_schema() -> None:
     shown = dict(re.findall(r"^\| `(\w+)` \| (\w+)", part, flags=re.MULTILINE))
     words = {"string": "text", "float": "float32"}
     assert shown == {entry.name: words.get(str(entry.type), str(entry.type)) for entry in head_schema()}
+
+
+def test_the_reference_lists_the_options_of_patch() -> None:
+    part = page("reference.md").partition("Of `patch`:")[2].partition("| exit code |")[0]
+    rows = re.findall(r"^\| (`--[^|]*`) \| ([^|]*)\|", part, flags=re.MULTILINE)
+    listed = {name: default.strip() for names, default in rows for name in re.findall(r"`(--[a-z0-9-]+)`", names)}
+    options = {max(option.opts, key=len): option.default for option in COMMANDS["patch"].params}
+    assert set(listed) == {name for name in options if name.startswith("--")}
+    for name in ("--heads", "--class", "--per-class", "--block0", "--min-events", "--min-events-analysis", "--heldout"):
+        assert listed[name] == str(options[name]), name
+    for name in ("--metric", "--bootstrap", "--seed", "--rows"):
+        assert listed[name] == str(options[name]), name
+
+
+def test_the_reference_describes_every_column_and_edit_of_the_effects() -> None:
+    from sinklab.interventions.design import EDITS
+    from sinklab.interventions.measure import effect_schema
+
+    part = page("reference.md").partition("## Effects")[2].partition("\n## ")[0]
+    listed = re.findall(
+        r"^\| (`[^|]*`) \| [a-z]+[a-z0-9, ]* \|", part.partition("| effect column |")[2], flags=re.MULTILINE
+    )
+    assert {name for names in listed for name in re.findall(r"`(\w+)`", names)} == set(effect_schema().names)
+    assert re.findall(r"^\| `(\w+)` \|", part.partition("Donors are")[0], flags=re.MULTILINE) == list(EDITS)
 
 
 def test_the_reference_names_everything_public() -> None:

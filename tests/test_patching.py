@@ -205,9 +205,10 @@ def test_a_plan_is_made_in_every_image(place: Path) -> None:
     [
         (["--heads", "0"], "layer:head pairs"),
         (["--heads", "9:9"], "no event of class"),
+        (["--plan", "nowhere.json"], "no plan"),
         (["--edits", "melt"], "not melt"),
         (["--edits", "zero,zero"], "twice"),
-        (["--class", "intermediate"], "not intermediate"),
+        (["--class", "sunk"], "not sunk"),
         (["--heldout", "2"], "between 0 and 1"),
         (["--heldout", "nowhere"], "no 'nowhere'"),
         (["--metric", "beauty"], "not beauty"),

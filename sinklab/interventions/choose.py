@@ -71,14 +71,19 @@ def choose_heads(
     count = sinks[sinks[column].isin(list(classes))].groupby([column, "layer", "head"]).size().rename("events")
     table = count.reset_index().rename(columns={column: "kind"})
     notes: list[str] = []
+    if not len(table):
+        raise NotFoundError(
+            f"The run has no event of class {' or '.join(classes)} under the definition {definition}: there is nothing "
+            "to edit. Diagnose under another rule, or name other classes with --class."
+        )
     if heads is not None:
         wanted = set(heads)
         missing = wanted - set(zip(table["layer"], table["head"], strict=True))
         if missing:
             layer, head = min(missing)
             raise NotFoundError(
-                f"Head {layer}:{head} has no event of class {' or '.join(classes)} ({definition}) in this run: there "
-                "is nothing to edit. sinks.parquet lists the events."
+                f"Head {layer}:{head} has no event of class {' or '.join(classes)} ({definition}) in this run, so "
+                "there is nothing to edit. sinks.parquet lists the events; classes are named with --class."
             )
         table = table[[pair in wanted for pair in zip(table["layer"], table["head"], strict=True)]]
         return Choice(heads=_ordered(table), min_events=1, notes=())

@@ -194,7 +194,9 @@ def _add_joint(rows: list[dict[str, Any]], members: list[tuple[Any, ...]], choic
     for number, row in enumerate(rows):
         group = groups.setdefault((row["image_index"], row["class"], row["edit"]), {})
         group[row["layer"], row["head"]] = number
-    order = {kind: [(h.layer, h.head) for h in choice.heads if h.kind == kind] for kind in ("nop", "broadcast")}
+    order = {
+        kind: [(h.layer, h.head) for h in choice.heads if h.kind == kind] for kind in {h.kind for h in choice.heads}
+    }
     for (_, kind, edit), own in groups.items():
         together: list[int] = []
         for k, pair in enumerate(order[kind], start=1):

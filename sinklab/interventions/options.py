@@ -46,7 +46,7 @@ class PatchOptions:
     def __post_init__(self) -> None:
         for name, given, known in (
             ("--edits", self.edits, EDITS),
-            ("--class", self.classes, ("nop", "broadcast")),
+            ("--class", self.classes, ("nop", "broadcast", "intermediate")),
             ("--metric", self.metrics, METRICS),
         ):
             unknown = [one for one in given if one not in known]

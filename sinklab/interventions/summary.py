@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.interventions.effect import ANSWERS, EFFECTS
 from sinklab.interventions.samples import mean_of, samples
-from sinklab.interventions.verdict import judge
+from sinklab.interventions.verdict import SIGNATURES, judge
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +44,8 @@ def summarise_effects(
                 rows.append(keys | {"joint": group.joint, "kind": kind, "name": name, "measure": measure} | numbers)
         if group.joint == 0 and group.kind != "plan":
             verdict, reason = judge(sample, group, min_images)
-            agrees = None if verdict == "undecided" else verdict == group.kind
+            judged = verdict != "undecided" and group.kind in SIGNATURES
+            agrees = verdict == group.kind if judged else None
             about: dict[str, Any] = {
                 "images": sample.images,
                 "heads": sample.heads,
