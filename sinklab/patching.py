@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sinklab.data.images import ImageList
     from sinklab.handle import Model
     from sinklab.interventions.choose import Choice
+    from sinklab.interventions.design import Design
     from sinklab.interventions.experiment import Experiment
     from sinklab.interventions.options import PatchOptions
     from sinklab.sinks.ranks import Ranks
@@ -183,6 +184,7 @@ def _run(
 
     run, started = experiment.run, perf_counter()
     before = run.config.get("patch") or {}
+    known = _design(experiment, choice) if experiment.folder is None else None  # refuses before anything is written
     with _locked(experiment, own, overwrite, resume):
         if own.first:
             about = {"status": "running", "created": before.get("created", utc_now()) if resume else utc_now()}
@@ -193,17 +195,13 @@ def _run(
         steps: list[Any] = []
 
         def work() -> None:
-            experiment.measure_folder(choice, progress)
+            experiment.measure_folder(choice)
             _together(own)
-            design = experiment.design(choice)
-            if not len(design.rows):
-                raise NotFoundError(
-                    "Every event of the chosen heads is on a held-out image, or could not be edited: hold out fewer "
-                    "(--heldout), or give a folder of held-out images."
-                )
-            experiment.collect(design, progress)
+            design = known or _design(experiment, choice)
+            first, second = _in_turn(progress, *experiment.sizes(design))
+            experiment.collect(design, first)
             _together(own)
-            steps.extend((design, experiment.measure(design, experiment.values(), progress)))
+            steps.extend((design, experiment.measure(design, experiment.values(), second)))
 
         _told_to_all(own, work)
         checked: dict[int, int] = {}
@@ -212,6 +210,25 @@ def _run(
         if own.first:
             seconds = perf_counter() - started
             write_results(experiment, choice, steps[0], checked, seconds)
+
+
+def _design(experiment: Experiment, choice: Choice) -> Design:
+    """What will be done; NotFoundError if that is nothing."""
+    design = experiment.design(choice)
+    if not len(design.rows):
+        raise NotFoundError(
+            "Every event of the chosen heads is on a held-out image, or could not be edited: hold out fewer "
+            "(--heldout), or give a folder of held-out images."
+        )
+    return design
+
+
+def _in_turn(progress: Progress | None, first: int, second: int) -> tuple[Progress | None, Progress | None]:
+    """One bar for two passes over images."""
+    if progress is None:
+        return None, None
+    told = progress
+    return lambda done, _: told(done, first + second), lambda done, _: told(first + done, first + second)
 
 
 def _together(own: Ranks) -> None:

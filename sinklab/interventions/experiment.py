@@ -119,9 +119,18 @@ class Experiment:
             return plan_design(material, self.options.plan, tokens)
         return make_design(material, choice, self.options.edits, joint=self.options.joint)
 
+    def sizes(self, design: Design) -> tuple[int, int]:
+        """Images of this rank's share that give values, and that are edited."""
+        shares = [self._giving(design), set(design.rows["image_index"])]
+        first, second = (sum(number % self.ranks.world == self.ranks.rank for number in own) for own in shares)
+        return first, second
+
+    def _giving(self, design: Design) -> set[int]:
+        return set(design.rows["donor_index"]) | set(design.wanted["image_index"])
+
     # The three passes. Each may be called again after a kill, and does what is not done yet.
 
-    def measure_folder(self, choice: Choice, progress: Progress | None = None) -> None:
+    def measure_folder(self, choice: Choice) -> None:
         """Held-out images of their own: v at the sink of every chosen head that is an event, by the run's rule."""
         if self.folder is None:
             return
@@ -149,11 +158,10 @@ class Experiment:
             vectors = pd.Series([values.found[place].numpy() for place in places], index=table.index, dtype=object)
             return table.assign(what="sink", for_index=-1, vector=vectors)
 
-        self._pass("held_out", self.folder, range(len(self.folder)), one, progress)
+        self._pass("held_out", self.folder, range(len(self.folder)), one, None)
 
     def collect(self, design: Design, progress: Progress | None = None) -> None:
         """The values that the rows take from other images."""
-        donating = set(design.rows["donor_index"]) if len(design.rows) else set()
         wanted, tokens = design.wanted, self.model.tokens
         patches = range(tokens.prefix_tokens, tokens.tokens(self.transform.height, self.transform.width))
 
@@ -161,7 +169,7 @@ class Experiment:
             own = wanted[wanted["image_index"] == batch.number]
             return collect(self.model, as_input(self.model, batch.pixels), own, patches)
 
-        self._pass("values", self.images, donating | set(wanted["image_index"]), one, progress)
+        self._pass("values", self.images, self._giving(design), one, progress)
 
     def values(self) -> Values:
         """What was collected, by this and every other rank."""
