@@ -1,4 +1,4 @@
-# make demo: set up, then diagnose a real model · make test: set up, then the tests
+# make demo: set up, then diagnose a real model · make test: set up, then the tests · make bench: speed and memory
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,6 +29,7 @@ check: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/diagnose.py
+	$(BIN)/python benchmarks/patch.py
 
 clean:
 	rm -rf $(VENV) runs
