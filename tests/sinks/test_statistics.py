@@ -197,3 +197,54 @@ def test_z_computed_in_the_same_pass_is_the_kernels() -> None:
 def test_measuring_keeps_no_graph() -> None:
     call = call_of(*(draw(1, H, N, D, seed=i).requires_grad_() for i in range(3)))
     assert not any(values.requires_grad for values in statistics(call).values())
+
+
+@pytest.mark.parametrize("factor", [1e-10, 1e-13, 1e-21, 1e-30, 1e18, 1e20, 1e30])
+@pytest.mark.parametrize("fused", [True, False], ids=["z of the kernel", "z computed"])
+def test_the_scale_of_the_values_changes_no_ratio_and_no_rank(factor: float, fused: bool) -> None:
+    """Dead heads are heads: neither the squares of fp32 nor a clamp may decide what they compute."""
+    call = given()
+    before = statistics(call)
+    scaled = call_of(call.q, call.k, call.v * factor)
+    after, _ = attention_statistics(scaled, geometry(), compute_z=not fused)
+    assert after["finite"].all()
+    equal(before, after, "value_ratio_head", "value_ratio_out", "stable_rank", "rank1_energy", "stable_rank_head")
+    for name in ("value_norm_head", "update_norm"):
+        torch.testing.assert_close(after[name], before[name] * factor, rtol=2e-5, atol=0)
+
+
+def test_one_dead_head_among_others_is_measured_like_them_and_changes_none() -> None:
+    call = given()
+    alone = statistics(call)
+    v = call.v.clone()
+    v[1, 2] *= 2.0**-90
+    after = statistics(call_of(call.q, call.k, v))
+    for name in ("value_ratio_head", "value_ratio_out", "stable_rank", "stable_rank_head"):
+        torch.testing.assert_close(after[name], alone[name], rtol=2e-5, atol=0)
+        others = torch.ones(B, H, dtype=torch.bool)
+        others[1, 2] = False
+        assert torch.equal(after[name][others], alone[name][others])
+
+
+def test_a_power_of_two_changes_no_bit_of_a_ratio() -> None:
+    call = given()
+    before, after = statistics(call), statistics(call_of(call.q, call.k, call.v * 2.0**-60))
+    for name in ("value_ratio_head", "value_ratio_out", "stable_rank", "stable_rank_head"):
+        assert torch.equal(before[name], after[name]), name
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_no_stable_rank_lies_below_one(scale: float) -> None:
+    q, k = draw(8, H, N, D), torch.zeros(8, H, N, D)
+    v = scale * draw(8, H, 1, D, seed=3).expand(-1, -1, N, -1)  # every update is the same: rank one, but for rounding
+    found = statistics(call_of(q, k, v))
+    assert float(found["stable_rank"].min()) >= 1 and float(found["stable_rank_head"].min()) >= 1
+    assert float(found["rank1_energy"].max()) <= 1
+
+
+def test_where_the_other_values_are_exactly_zero_the_ratio_is_a_large_number_and_not_a_nan() -> None:
+    q = torch.zeros(1, H, N, D)
+    v = torch.zeros(1, H, N, D)
+    v[:, :, 0] = 1.0
+    found = statistics(call_of(q, q, v))
+    assert found["finite"].all() and (found["value_ratio_head"] > 1e11).all()
