@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sinklab.models.tokens import TokenMap
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Model:
     """A model under study. Call it with pixels [B 3 H W] for its final tokens [B N C].
 
@@ -29,6 +29,18 @@ class Model:
     loaded: Loaded
     sites: tuple[Site, ...]
     """One attention layer each, in order."""
+
+    def __repr__(self) -> str:
+        """In one line; the network itself is `module`."""
+        heads = sorted({site.heads for site in self.sites})
+        prefix = " + ".join(f"{self.tokens.prefix.count(kind)} {kind}" for kind in dict.fromkeys(self.tokens.prefix))
+        patch = "x".join(map(str, self.tokens.patch_size))
+        kind = str(self.dtype).removeprefix("torch.")
+        return (
+            f"Model({self.name!r}: {self.provenance.architecture}, {len(self.sites)} layers of "
+            f"{' or '.join(map(str, heads))} heads, tokens {prefix + ' + ' if prefix else ''}patches of {patch}, "
+            f"{kind} on {self.device})"
+        )
 
     @property
     def name(self) -> str:
@@ -173,8 +185,10 @@ def attach(
 
 
 def _handle(loaded: Loaded) -> Model:
+    from sinklab.hooks.refusals import refuse_meta
     from sinklab.hooks.site import find_sites
 
+    refuse_meta(loaded.module)
     try:
         return Model(loaded=loaded, sites=tuple(find_sites(loaded.module)))
     except NotFoundError as error:
