@@ -18,6 +18,7 @@ from sinklab.run import Run, WriteError, library_versions, utc_now
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import nn
 
     from sinklab.data.images import ImageList, ImageTransform
     from sinklab.handle import Model
@@ -61,11 +62,11 @@ def open_run(path: str | Path) -> Diagnosis:
 
 
 def diagnose(
-    model: Model | str,
+    model: Model | nn.Module | str,
     images: str | Path | Sequence[str | Path] | ImageList = "demo",
     output: str | Path = "runs/demo",
     *,
-    rule: SinkRule | None = None,
+    rule: SinkRule | str | None = None,
     definition: SinkDefinition | str = "causal",
     layers: Sequence[int] | None = None,
     size: int | str = 224,
@@ -86,10 +87,10 @@ def diagnose(
     """Measure every attention head of a model on every image, name its sinks, and write a run folder.
 
     Args:
-        model: a handle from `load` or `attach`, or a name for `load`.
+        model: a handle from `load` or `attach`, a name for `load`, or an nn.Module for `attach`.
         images: files, folders, `@list.txt`, tar shards, "demo"; one or several; or an ImageList.
         output: the run folder; it must be new, unless `resume` or `overwrite`.
-        rule: when a head counts as sunk (default `SinkRule.relaxed()`). definition: "causal" or "counts", which
+        rule: when a head counts as sunk, or its name (default "relaxed"). definition: "causal" or "counts", which
             the report leads with; both are always computed.
         layers: only these layers. The other options up to `strict_images`: see `ScanOptions`.
         device: "cpu", "cuda", "cuda:1", "mps", "auto"; None leaves the model where it is.
@@ -99,12 +100,15 @@ def diagnose(
     Raises InputError and NotFoundError with a sentence before anything is written wherever that is possible.
     """
     from sinklab.data.images import ImageList, find_images
-    from sinklab.handle import load
+    from sinklab.handle import as_model
+    from sinklab.sinks.arguments import require_arguments, require_precision
     from sinklab.sinks.classify import SinkDefinition
     from sinklab.sinks.options import ScanOptions
     from sinklab.sinks.ranks import ranks
     from sinklab.sinks.rule import SinkRule
 
+    numbers = {"batch_size": batch_size, "workers": workers, "limit": limit, "seed": seed}
+    require_arguments(images=images, layers=layers, size=size, **numbers)
     options = ScanOptions(
         size=size,
         batch_size=batch_size,
@@ -112,8 +116,8 @@ def diagnose(
         workers=workers,
         limit=limit,
         seed=seed,
-        rule=rule or SinkRule.relaxed(),
-        definition=SinkDefinition.named(definition) if isinstance(definition, str) else definition,
+        rule=SinkRule.relaxed() if rule is None else SinkRule.named(rule),
+        definition=SinkDefinition.named(definition),
         layers=None if layers is None else tuple(sorted(set(layers))),
         fast=fast,
         strict_images=strict_images,
@@ -122,7 +126,8 @@ def diagnose(
         found = images if limit is None else images.sample(limit, seed=seed)
     else:
         found = find_images(images, limit=limit, seed=seed)
-    model = load(model) if isinstance(model, str) else model
+    model = as_model(model)
+    require_precision(model, dtype)
     with ranks() as own:
         if device is not None:
             model.module.to(pick_device(device, own.local))

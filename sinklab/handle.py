@@ -78,7 +78,15 @@ class Model:
         return next(p.dtype for p in self.module.parameters() if p.is_floating_point())
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """pixels [B 3 H W] → final tokens [B N C], after the final norm where the model has one."""
+        """pixels [B 3 H W] → final tokens [B N C], after the final norm where the model has one.
+
+        Raises InputError for what is no batch of pictures, or of a size that the model cannot take.
+        """
+        shape = getattr(pixels, "shape", None)
+        if shape is None or len(shape) != 4:
+            given = type(pixels).__name__ if shape is None else f"shape {list(shape)}"
+            raise InputError(f"{self.name} takes pixels [batch 3 height width], not {given}.")
+        self.check_size(*shape[-2:])
         return self.loaded.forward(self.module, pixels)
 
     def with_module(self, module: nn.Module) -> Model:
@@ -92,7 +100,11 @@ class Model:
 
         Returns a sentence about pixels at the edge that no whole patch covers, or None.
         """
-        self.tokens.grid(height, width)
+        if self.tokens.tokens(height, width) < 2:
+            raise InputError(
+                f"An image of {height}x{width} pixels is one token to {self.name}: it has nothing else to attend to, "
+                "and there is no sink to diagnose. Give larger images."
+            )
         fixed = self.loaded.fixed_size
         if fixed is not None and fixed != (height, width):
             raise InputError(
@@ -182,6 +194,21 @@ def attach(
     from sinklab.models.load import from_module
 
     return _handle(from_module(unwrap(module), tokens=tokens, preprocessing=preprocessing, name=name))
+
+
+def as_model(given: Model | nn.Module | str) -> Model:
+    """The handle itself, or that of a name (`load`) or of a module in memory (`attach`)."""
+    if isinstance(given, Model):
+        return given
+    if isinstance(given, str):
+        return load(given)
+    from torch import nn
+
+    if isinstance(given, nn.Module):
+        return attach(given, name=type(given).__name__)
+    raise InputError(
+        f"A model is a name, an nn.Module, or what sinklab.load and sinklab.attach give, not {type(given).__name__}."
+    )
 
 
 def _handle(loaded: Loaded) -> Model:

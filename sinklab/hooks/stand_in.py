@@ -1,4 +1,4 @@
-"""The stand-in for `nn.MultiheadAttention`, whose fast path no hook and no mode can see: it makes one visible SDPA call.
+"""The stand-in for `nn.MultiheadAttention`, whose fast path no hook and no mode sees: it makes one visible SDPA call.
 
 Letters: B batch, H heads, N keys, C model dim, D head dim.
 """

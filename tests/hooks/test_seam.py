@@ -15,8 +15,8 @@ from sinklab.errors import InputError
 from sinklab.hooks.manager import HookManager, Reader
 from sinklab.hooks.proof import prove
 from sinklab.hooks.seam import AttentionCall, read_call
-from sinklab.hooks.stand_in import stand_in, standing_in
 from sinklab.hooks.site import Site
+from sinklab.hooks.stand_in import stand_in, standing_in
 
 B, H, N, D = 2, 4, 9, 8
 
