@@ -45,8 +45,16 @@ class Proof:
     """|A v − z|: the pattern rebuilt from q, k, mask and scale gives the kernel's own z."""
     update: float | None
     """|Σ_h U_h + Γ b_O − (resid_mid − resid_pre)|; None where the block hides resid_mid."""
+    limit: float
+    """What the errors may come to in this precision."""
     note: str
     failures: tuple[str, ...]
+
+    @property
+    def largest(self) -> float:
+        """The largest error of all that were measured; 0 where none was."""
+        errors = (self.difference, self.row_sums, self.kernel, self.update or 0.0)
+        return max((error for error in errors if not math.isnan(error)), default=0.0)
 
     @property
     def compared(self) -> bool:
@@ -82,9 +90,12 @@ def prove(model: Any, *inputs: Any, **kwargs: Any) -> list[Proof]:
                 for handle in handles:
                     handle.remove()
     proofs = [reader.proof(site, hooks.fired[site.name]) for site in hooks.sites]
-    failed = next((proof for proof in proofs if proof.failures), None)
-    if failed is not None:
-        raise InputError(f"The attachment to site {failed.name!r} is not faithful: {'; '.join(failed.failures)}.")
+    failed = [proof for proof in proofs if proof.failures]
+    if failed:
+        more = f" It is the first of {len(failed)} such sites of {len(proofs)}." if len(failed) > 1 else ""
+        raise InputError(
+            f"The attachment to site {failed[0].name!r} is not faithful: {'; '.join(failed[0].failures)}.{more}"
+        )
     difference, dtype = _difference(_tensor(attached), _tensor(plain))
     # under autocast the output may be fp32 again, but the stand-in has rounded as coarsely as the attention does
     allowed = max(STAND_IN[kind] for kind in (dtype, *(seen["dtype"] for seen in reader.seen.values())))
@@ -231,6 +242,7 @@ class _ProofReader(Reader):
             row_sums=seen["row_sums"],
             kernel=seen["kernel"],
             update=update if isinstance(update, float) else None,
+            limit=RELATIVE[dtype],
             note=", ".join(_notes(site, seen)),
             failures=tuple(failures),
         )
