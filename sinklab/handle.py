@@ -109,7 +109,7 @@ class Model:
         if fixed is not None and fixed != (height, width):
             raise InputError(
                 f"{self.name} takes images of {fixed[0]}x{fixed[1]} only (its position table meets no other shape), "
-                f"not {height}x{width}: use --size native."
+                f"not {height}x{width}: give that size, or let pictures be resized to it (--size native)."
             )
         lost = self.tokens.edge_lost(height, width)
         if lost == (0, 0):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sinklab.hooks.seam import AttentionCall
 
 SAFE = (1e-10, 1e15)  # largest norms of a head whose squares neither vanish nor overflow, its smaller norms included
-LARGEST_EXPONENT = {torch.float32: 126, torch.float64: 1000}  # of a unit whose inverse is a normal number too
+FORMATS = {torch.float32: (torch.int32, 23, 127), torch.float64: (torch.int64, 52, 1023)}  # mantissa's bits, bias
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +35,20 @@ class Projections:
     grams: Tensor  # [B 2 H D D] of z and of z L, counted queries; a head's are those of its z over a power of two
 
 
-def project(call: AttentionCall, z: Tensor, factor: Tensor, counted: Tensor | None, tiling: Tiling) -> Projections:
-    """Norms and Gram matrices of one call, with L = `factor` [H D D]; `counted` [B H Q] leaves queries out."""
+def project(
+    call: AttentionCall,
+    z: Tensor,
+    factor: Tensor,
+    counted: Tensor | None,
+    tiling: Tiling,
+    *,
+    unasked: bool | None = None,
+) -> Projections:
+    """Norms and Gram matrices of one call, with L = `factor` [H D D]; `counted` [B H Q] leaves queries out.
+
+    `unasked` brings every head to size without asking which need it, as is done on a GPU: asking would halt it.
+    """
+    unasked = z.is_cuda if unasked is None else unasked
     (batch, heads, queries, dim), keys = z.shape, call.v.shape[2]
     work = working_dtype(z.dtype)
     norms = torch.empty(batch, heads, keys + queries, dtype=work, device=z.device)
@@ -46,7 +58,7 @@ def project(call: AttentionCall, z: Tensor, factor: Tensor, counted: Tensor | No
     space = tiling.projections(keys + queries, dim)
     for image in range(batch):
         v, own = _of_image(call, z, counted, image)
-        if z.is_cuda:  # asking a device whether all is well would halt it: there every head is brought to size
+        if unasked:
             right = None
         else:
             _measure(v, own, factor, space, norms[image], grams[image])
@@ -90,10 +102,10 @@ def _in_range(value_norms: Tensor, norms: Tensor, grams: Tensor) -> Tensor:
 def _unit(x: Tensor) -> Tensor:
     """A power of two near the largest entry of each head of x [H rows D], as [H 1 1]; 1 for zero, NaN and Inf."""
     largest = torch.linalg.vector_norm(x, torch.inf, dim=(-2, -1), keepdim=True)
-    most = LARGEST_EXPONENT[x.dtype]
-    exponent = torch.frexp(largest).exponent.clamp(-most, most)
+    whole, mantissa, bias = FORMATS[x.dtype]
+    exponent = torch.frexp(largest).exponent.clamp(1 - bias, bias - 1)  # of a unit whose inverse is a normal number too
     exponent = torch.where(torch.isfinite(largest) & (largest > 0), exponent, 0)
-    return torch.ldexp(torch.ones_like(largest), exponent)
+    return ((exponent.to(whole) + bias) << mantissa).view(x.dtype)  # not 2 ** exponent, which may be rounded
 
 
 def _at_unit_size(v: Tensor, own: Tensor, factor: Tensor, space: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from sinklab.hooks.seam import AttentionCall
+from sinklab.sinks.projections import project
 from sinklab.sinks.statistics import attention_statistics, finish
 from sinklab.sinks.stream import HeadGeometry, measure
+from sinklab.sinks.tiles import Workspace
 
 B, H, N, D, C = 2, 3, 24, 6, 18
 EVERY = [*reference.FLOATS]
@@ -248,3 +250,29 @@ def test_where_the_other_values_are_exactly_zero_the_ratio_is_a_large_number_and
     v[:, :, 0] = 1.0
     found = statistics(call_of(q, q, v))
     assert found["finite"].all() and (found["value_ratio_head"] > 1e11).all()
+
+
+def test_heads_brought_to_size_unasked_are_measured_to_the_bit_as_those_that_need_not() -> None:
+    """What a GPU does for every head is done on a CPU for those out of range: neither changes a bit of the others."""
+    call = given()
+    v = call.v.clone()
+    v[0, 1] *= 1e-25
+    call = call_of(call.q, call.k, v)
+    tiling = Workspace().tiling(call, want_z=False)
+    assert call.z is not None
+    asked, unasked = (project(call, call.z, geometry().factor, None, tiling, unasked=how) for how in (False, True))
+    for name in ("value_norms", "projected_norms", "update"):
+        assert torch.equal(getattr(asked, name), getattr(unasked, name)), name
+    ranks = [
+        g.diagonal(dim1=-2, dim2=-1).sum(-1) / torch.linalg.matrix_norm(g, 2) for g in (asked.grams, unasked.grams)
+    ]
+    torch.testing.assert_close(*ranks, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("exponent", [-300, -120, 0, 120, 300])
+def test_a_float64_model_may_have_any_scale(exponent: int) -> None:
+    q, k, v = (draw(B, H, N, D, seed=seed).double() for seed in (0, 1, 2))
+    own = HeadGeometry.of(draw(H, C, D, seed=9), dtype=torch.float64)
+    before, after = (statistics(call_of(q, k, v * 10.0**power), own) for power in (0, exponent))
+    for name in ("value_ratio_head", "value_ratio_out", "stable_rank"):
+        torch.testing.assert_close(after[name], before[name], rtol=1e-9, atol=0)
