@@ -222,7 +222,7 @@ def models() -> None:
         from sinklab.models.load import describe_names
 
         rows = [[row["name"], row["loads"], row["example"]] for row in describe_names()]
-        terminal.table("Models", ["name", "loads", "example"], rows, whole=("name", "example"))
+        terminal.table("Models", ["name", "loads", "example"], rows)
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from sinklab.settings import layer_numbers, safe_name
 if TYPE_CHECKING:
     import pandas as pd
     import torch
+    from torch import nn
 
     from sinklab.data.images import ImageList, ImageTransform
     from sinklab.handle import Model
@@ -64,7 +65,7 @@ def open_run(path: str | Path) -> Diagnosis:
 
 
 def diagnose(
-    model: Model | str,
+    model: Model | nn.Module | str,
     images: str | Path | Sequence[str | Path] | ImageList = "demo",
     output: str | Path | None = None,
     *,
@@ -89,7 +90,7 @@ def diagnose(
     """Measure every attention head of a model on every image, name its sinks, and write a run folder.
 
     Args:
-        model: a handle from `load` or `attach`, or a name for `load`.
+        model: a handle from `load` or `attach`, a name for `load`, or an nn.Module for `attach`.
         images: files, folders, `@list.txt`, tar shards, "demo"; one or several; or an ImageList.
         output: the run folder, `runs/` and the model's name if not given; it must be new, unless `resume` or
             `overwrite`.
@@ -103,12 +104,15 @@ def diagnose(
     Raises InputError and NotFoundError with a sentence before anything is written wherever that is possible.
     """
     from sinklab.data.images import ImageList, find_images
-    from sinklab.handle import load
+    from sinklab.handle import as_model
+    from sinklab.sinks.arguments import require_arguments, require_precision
     from sinklab.sinks.classify import SinkDefinition
     from sinklab.sinks.options import ScanOptions
     from sinklab.sinks.ranks import ranks
     from sinklab.sinks.rule import SinkRule
 
+    numbers = {"batch_size": batch_size, "workers": workers, "limit": limit, "seed": seed}
+    require_arguments(images=images, layers=layers, size=size, **numbers)
     options = ScanOptions(
         size=size,
         batch_size=batch_size,
@@ -116,8 +120,8 @@ def diagnose(
         workers=workers,
         limit=limit,
         seed=seed,
-        rule=SinkRule(name=rule) if isinstance(rule, str) else rule or SinkRule.relaxed(),
-        definition=SinkDefinition.named(definition) if isinstance(definition, str) else definition,
+        rule=SinkRule.relaxed() if rule is None else SinkRule.named(rule),
+        definition=SinkDefinition.named(definition),
         layers=layer_numbers(layers),
         fast=fast,
         strict_images=strict_images,
@@ -126,7 +130,8 @@ def diagnose(
         found = images if limit is None else images.sample(limit, seed=seed)
     else:
         found = find_images(images, limit=limit, seed=seed)
-    model = load(model) if isinstance(model, str) else model
+    model = as_model(model)
+    require_precision(model, dtype)
     with ranks() as own:
         if device is not None:
             model.module.to(pick_device(str(device), own.local))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sinklab.models.tokens import TokenMap
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Model:
     """A model under study. Call it with pixels [B 3 H W] for its final tokens [B N C].
 
@@ -29,6 +29,18 @@ class Model:
     loaded: Loaded
     sites: tuple[Site, ...]
     """One attention layer each, in order."""
+
+    def __repr__(self) -> str:
+        """In one line; the network itself is `module`."""
+        heads = sorted({site.heads for site in self.sites})
+        prefix = " + ".join(f"{self.tokens.prefix.count(kind)} {kind}" for kind in dict.fromkeys(self.tokens.prefix))
+        patch = "x".join(map(str, self.tokens.patch_size))
+        kind = str(self.dtype).removeprefix("torch.")
+        return (
+            f"Model({self.name!r}: {self.provenance.architecture}, {len(self.sites)} layers of "
+            f"{' or '.join(map(str, heads))} heads, tokens {prefix + ' + ' if prefix else ''}patches of {patch}, "
+            f"{kind} on {self.device})"
+        )
 
     @property
     def name(self) -> str:
@@ -66,7 +78,15 @@ class Model:
         return next(p.dtype for p in self.module.parameters() if p.is_floating_point())
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """pixels [B 3 H W] → final tokens [B N C], after the final norm where the model has one."""
+        """pixels [B 3 H W] → final tokens [B N C], after the final norm where the model has one.
+
+        Raises InputError for what is no batch of pictures, or of a size that the model cannot take.
+        """
+        shape = getattr(pixels, "shape", None)
+        if shape is None or len(shape) != 4:
+            given = type(pixels).__name__ if shape is None else f"shape {list(shape)}"
+            raise InputError(f"{self.name} takes pixels [batch 3 height width], not {given}.")
+        self.check_size(*shape[-2:])
         return self.loaded.forward(self.module, pixels)
 
     def with_module(self, module: nn.Module) -> Model:
@@ -80,12 +100,16 @@ class Model:
 
         Returns a sentence about pixels at the edge that no whole patch covers, or None.
         """
-        self.tokens.grid(height, width)
+        if self.tokens.tokens(height, width) < 2:
+            raise InputError(
+                f"An image of {height}x{width} pixels is one token to {self.name}: it has nothing else to attend to, "
+                "and there is no sink to diagnose. Give larger images."
+            )
         fixed = self.loaded.fixed_size
         if fixed is not None and fixed != (height, width):
             raise InputError(
                 f"{self.name} takes images of {fixed[0]}x{fixed[1]} only (its position table meets no other shape), "
-                f"not {height}x{width}: use --size native."
+                f"not {height}x{width}: give that size, or let pictures be resized to it (--size native)."
             )
         lost = self.tokens.edge_lost(height, width)
         if lost == (0, 0):
@@ -172,9 +196,26 @@ def attach(
     return _handle(from_module(unwrap(module), tokens=tokens, preprocessing=preprocessing, name=name))
 
 
+def as_model(given: Model | nn.Module | str) -> Model:
+    """The handle itself, or that of a name (`load`) or of a module in memory (`attach`)."""
+    if isinstance(given, Model):
+        return given
+    if isinstance(given, str):
+        return load(given)
+    from torch import nn
+
+    if isinstance(given, nn.Module):
+        return attach(given, name=type(given).__name__)
+    raise InputError(
+        f"A model is a name, an nn.Module, or what sinklab.load and sinklab.attach give, not {type(given).__name__}."
+    )
+
+
 def _handle(loaded: Loaded) -> Model:
+    from sinklab.hooks.refusals import refuse_meta
     from sinklab.hooks.site import find_sites
 
+    refuse_meta(loaded.module)
     try:
         return Model(loaded=loaded, sites=tuple(find_sites(loaded.module)))
     except NotFoundError as error:

@@ -5,6 +5,7 @@ Results go to standard output; progress, notes and errors go to standard error.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -13,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-MIN_FOLDED = 20  # letters of a folded column that can still be read
 PLAIN_EVERY = 10.0  # seconds between lines in a pipe
 
 
@@ -119,51 +119,59 @@ def progress() -> Any:
     return _Bar() if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0" else _Lines()
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequence[str] = ()) -> None:
-    """A table on standard output: drawn and folded on a terminal, tab-separated in a pipe.
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, titled: bool = False) -> None:
+    """A table on standard output: drawn on a terminal, listed on a narrow one, tab-separated in a pipe.
 
-    Where the terminal is too narrow for the columns named in `whole`, each row is a paragraph and their cells stand on
-    lines of their own, for the terminal itself to wrap: what is copied from there is in one piece.
+    In a pipe the title is left out, unless it is asked for: then it stands in a line of its own after a #.
     """
     if not sys.stdout.isatty():
+        if titled:
+            print(f"# {title}")
         print("\t".join(columns))
         for row in rows:
             print("\t".join(row))
         return
 
     from rich.console import Console
-    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
+    console.print(Text(title, style="bold italic"))
     widest = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
-    if len(columns) > 3 and sum(widest) + len(columns) > console.width:  # a grid of folded numbers cannot be read
-        console.print(Text(title, style="bold"))
-        for row in rows:
-            facts = [f"{name} {cell}" for name, cell in zip(columns[1:], row[1:], strict=True) if cell]
-            console.print(Text(f"{row[0]}: " + ", ".join(facts)))
+    if sum(widest) + len(columns) > console.width:  # folded cells cannot be read, nor broken names copied
+        for line in _listed(columns, rows, console.width):
+            print(line)
         return
-    held = [width if name in whole else MIN_FOLDED for name, width in zip(columns, widest, strict=True)]
-    if whole and sum(held) + len(columns) > console.width:
-        console.print(Text(title, style="bold"))
-        for row in rows:
-            for place, (name, cell) in enumerate(zip(columns, row, strict=True)):
-                indented = (
-                    Padding(Text(cell), (0, 0, 0, 2))
-                    if place and name not in whole
-                    else Text("  " * (place > 0) + cell)
-                )
-                console.print(indented, soft_wrap=name in whole)
-        return
-    drawn = Table(
-        title=title, title_justify="left", header_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0)
-    )
+    drawn = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
-        drawn.add_column(column, overflow="fold", no_wrap=column in whole)
+        drawn.add_column(column, no_wrap=True)
     for row in rows:
         drawn.add_row(*(Text(cell) for cell in row))
     console.print(drawn)
+
+
+def _listed(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """Row by row, its first cell in a line of its own; no word is broken, even one that is longer than a line."""
+    told = [[f"{name} {cell}" for name, cell in zip(columns[1:], row[1:], strict=True) if cell] for row in rows]
+    in_one_line = len(columns) > 3 or all(len(", ".join(facts)) + 2 <= width for facts in told)
+    for row, facts in zip(rows, told, strict=True):
+        yield row[0]
+        for fact in [", ".join(facts)] if in_one_line else facts:
+            yield from _wrapped(fact, width, "  ")
+
+
+def _wrapped(words: str, width: int, indent: str = "") -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(
+        words,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 @contextmanager
@@ -198,8 +206,17 @@ def _sentence(error: Exception) -> str | None:
     return None
 
 
+LEGEND = (
+    ("|Δout|", "output attached against plain"),
+    ("|rows-1|", "rows of the rebuilt pattern against 1"),
+    ("|Av-z|", "that pattern times v against the kernel's z"),
+    ("|ΣU-Δx|", "all heads' updates and the bias against what the block adds"),
+    ("kv", "key/value heads, and which of them query head h reads"),
+)
+
+
 def examination(found: Any) -> None:
-    """What `sinklab doctor` prints: the proof site by site, then the precision."""
+    """What `sinklab doctor` prints: the proof site by site, then the precision, and last a verdict in one line."""
     columns = ["site", "fired", "heads", "kv", "dim", "|Δout|", "|rows-1|", "|Av-z|", "|ΣU-Δx|", "dtype", "note"]
     rows = []
     for proof in found.proofs:
@@ -209,8 +226,29 @@ def examination(found: Any) -> None:
         errors = [f"{error:.0e}" if error else "0" for error in (proof.difference, proof.row_sums, proof.kernel)]
         facts = [str(proof.fired), str(proof.heads), kv, str(proof.head_dim)]
         rows.append([proof.name, *facts, *errors, update, proof.dtype, proof.note])
-    table(f"Attachment, {len(found.proofs)} sites: every error is relative", columns, rows)
-    drifts = [[drift.column, f"{drift.worst:.1e}", f"layer {drift.layer}, head {drift.head}"] for drift in found.drifts]
-    table("Statistics against a float64 copy of the model, one image", ["column", "worst", "where"], drifts)
-    print("  ".join(f"{name}: {value}" for name, value in found.facts.items()))
-    print(f"heads whose sink differs from float64's: {found.moved} of {found.heads}; not finite: {found.not_finite}")
+    table(f"Attachment, {len(found.proofs)} sites: every error is relative", columns, rows, titled=True)
+    if sys.stdout.isatty():
+        import shutil
+
+        meaning = " · ".join(f"{mark}: {words}" for mark, words in LEGEND)
+        print("\n".join(_wrapped(meaning, shutil.get_terminal_size().columns)))
+    print()
+    drifts = [
+        [
+            drift.column,
+            f"{drift.worst:.1e}",
+            "" if math.isnan(drift.worst) else f"layer {drift.layer}, head {drift.head}",
+        ]
+        for drift in found.drifts
+    ]
+    said = "Statistics against a float64 copy of the model, one image"
+    table(said, ["column", "worst", "where"], drifts, titled=True)
+    print()
+    counts = {
+        "heads": str(found.heads),
+        "heads whose sink is not float64's": str(found.moved),
+        "heads not finite": str(found.not_finite),
+    }
+    table("Conditions", ["what", "is"], [[*fact] for fact in (found.facts | counts).items()], titled=True)
+    print()
+    print(found.verdict())

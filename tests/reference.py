@@ -14,7 +14,7 @@ Where the definitions leave a choice, this file makes it:
   candidates. The sink s is the argmax, the lowest index among exact ties.
 - `queries`, `routed_count`, `routed_fraction` and `min_attention` speak of the counted queries that see s;
   `entropy`, `update_norm` and the ranks of all counted queries.
-- Value ratios compare s with the other candidates; the mean is clamped from below at 1e-12.
+- Value ratios compare s with the other candidates; a mean of exactly 0 counts as 1e-12.
 - A zero update has no direction: its stable rank and rank-one energy are NaN, and the head stays finite.
 - A head is not finite if its q, k, v (hidden tokens too), its columns of W_O, γ or its mask hold a NaN or Inf
   (−inf in a mask is not one), if no query counts, or if a statistic overflows. Then every statistic is NaN,
@@ -146,8 +146,8 @@ def _one_head(
         "min_attention": attended.min().item(),
         "entropy": torch.special.entr(pattern).sum(dim=1).mean().item(),
         "value_norm_head": norm[sink].item(),
-        "value_ratio_head": norm[sink].item() / max(norm[others].mean().item(), 1e-12),
-        "value_ratio_out": output_norm[sink].item() / max(output_norm[others].mean().item(), 1e-12),
+        "value_ratio_head": norm[sink].item() / (norm[others].mean().item() or 1e-12),
+        "value_ratio_out": output_norm[sink].item() / (output_norm[others].mean().item() or 1e-12),
         "update_norm": update.norm(dim=1).mean().item(),
         "stable_rank": stable_rank,
         "rank1_energy": 1 / stable_rank,

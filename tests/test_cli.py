@@ -125,7 +125,10 @@ def test_doctor_prints_the_proof_of_every_site(model: Path, pictures: Path) -> N
         assert (told["fired"], told["heads"], told["dim"], told["|Δout|"]) == ("1", "2", "16", "0")
         assert all(float(told[name]) < 1e-4 for name in ("|rows-1|", "|Av-z|", "|ΣU-Δx|"))
         assert told["dtype"].endswith("float32")
-    assert "0 of 8" in ended.stdout
+    tables = [block.splitlines() for block in ended.stdout.split("\n\n")]
+    assert [lines[0].startswith("# ") for lines in tables] == [True, True, True, False]
+    assert all(len({line.count("\t") for line in lines[1:]}) == 1 for lines in tables[:3])
+    assert re.fullmatch(r"All 4 sites agree \(largest error \de-\d\d, limit 1e-04\)\.\n", "\n".join(tables[3]) + "\n")
 
 
 def test_models_lists_every_kind_of_name(capsys: pytest.CaptureFixture[str]) -> None:

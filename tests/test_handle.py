@@ -149,3 +149,9 @@ def test_the_description_is_json_and_names_the_sites(model: sinklab.Model, tmp_p
 def test_a_name_that_nothing_answers_to_is_not_found() -> None:
     with pytest.raises(NotFoundError, match="no model named 'nothing'"):
         sinklab.load("nothing")
+
+
+def test_a_handle_is_told_in_one_line(model: sinklab.Model) -> None:
+    told = repr(model)
+    assert "\n" not in told and len(told) < 250 and model.name in told
+    assert "2 layers of 2 heads, tokens 1 cls + patches of 16x16, float32 on cpu" in told

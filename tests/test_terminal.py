@@ -47,9 +47,16 @@ def test_a_table_fits_the_terminal_and_loses_no_word(
     width: int, columns: list[str], rows: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = re.sub(r"\x1b\[[0-9;]*m", "", drawn(monkeypatch, width, columns, rows))
-    assert all(len(line.rstrip()) <= width for line in text.splitlines())
+    assert all(len(line.rstrip()) <= width or len(line.split()) == 1 for line in text.splitlines())
     shown, meant = Counter(text), Counter("".join(cell for row in rows for cell in row))
     assert all(shown[letter] >= number for letter, number in meant.items() if letter != " ")
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 100, 120, 200])
+def test_no_name_that_is_copied_is_ever_broken(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [line.strip() for line in drawn(monkeypatch, width, ["name", "loads", "example"], NAMES).splitlines()]
+    for name, _, example in NAMES:
+        assert any(line.startswith(name) for line in lines) and any(line.endswith(example) for line in lines)
 
 
 def test_brackets_in_a_table_are_not_markup(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +67,7 @@ def test_brackets_in_a_table_are_not_markup(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_name_to_be_copied_stands_in_one_piece_on_a_line_at_any_width(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = drawn(monkeypatch, width, ["name", "loads", "example"], NAMES, whole=("name", "example"))
+    text = drawn(monkeypatch, width, ["name", "loads", "example"], NAMES)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     for name, _, example in NAMES:
         assert any(line.startswith(name) for line in lines) and any(line.rstrip().endswith(example) for line in lines)
@@ -79,6 +86,31 @@ def test_a_remark_is_one_line_said_once_however_it_comes(capsys: pytest.CaptureF
         warnings.warn("an overflow", RuntimeWarning, stacklevel=1)
     said = ["note: the table is resized", "note: three images are blank", "warning: an overflow"]
     assert capsys.readouterr().err.splitlines() == [f"sinklab: {words}" for words in said]
+
+
+def test_a_title_is_a_line_of_its_own_where_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.table("Numbers", ["a", "b"], [["1", "2"]], titled=True)
+    assert capsys.readouterr().out == "# Numbers\na\tb\n1\t2\n"
+
+
+@pytest.mark.parametrize("width", [40, 100, 200])
+def test_on_a_terminal_the_doctor_says_what_its_marks_mean(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    proof = SimpleNamespace(
+        name="blocks.0.attn", fired=1, heads=4, kv_heads=2, head_dim=8, difference=0.0, row_sums=1e-16, kernel=2e-7,
+        update=None, dtype="float32", note="",
+    )  # fmt: skip
+    drift = SimpleNamespace(column="inflow", worst=1e-7, layer=0, head=1)
+    found = SimpleNamespace(
+        proofs=[proof], drifts=[drift], facts={"device": "cpu"}, heads=4, moved=0, not_finite=0, verdict=lambda: "Well."
+    )
+    screen = Screen()
+    for name, value in (("COLUMNS", str(width)), ("LINES", "50"), ("TERM", "xterm"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", screen)
+    terminal.examination(found)
+    said = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
+    assert all(len(line) <= width for line in said.splitlines()) and said.endswith("\nWell.\n")
+    assert "|Δout|: output attached against plain" in " ".join(said.split())
 
 
 def test_in_a_pipe_a_table_is_tab_separated(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ hook_resid_pre. Pattern and result are computed here and are fp32 or better; all
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import SimpleNamespace
@@ -75,6 +75,7 @@ def run_with_cache(
             'run_with_cache returns TransformerLens\'s ActivationCache: pip install "sinklab[lens]" first.'
         ) from error
     sites = HookManager(model).sites
+    device = None if device is None else _device(device)
     every = _names(sites)
     wanted = _match(names, every)
     reader = _CacheReader(sites, wanted, _bytes(limit), device)
@@ -98,8 +99,13 @@ def _names(sites: Sequence[Site]) -> list[str]:
 def _match(patterns: str | Sequence[str] | None, every: list[str]) -> set[str]:
     if patterns is None:
         return {name for name in every if not name.endswith("hook_result")}
+    asked = (
+        [patterns] if isinstance(patterns, str) else list(patterns) if isinstance(patterns, Iterable) else [patterns]
+    )
+    if not all(isinstance(pattern, str) for pattern in asked):
+        raise InputError(f"names is a glob pattern or several, like ['blocks.*.attn.hook_v'], not {patterns!r}.")
     chosen: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    for pattern in asked:
         found = [name for name in every if fnmatchcase(name, pattern)]
         if not found:
             hooks = sorted({name.split(".", 2)[2] for name in every})
@@ -111,6 +117,13 @@ def _match(patterns: str | Sequence[str] | None, every: list[str]) -> set[str]:
     if not chosen:
         raise NotFoundError("No name was given to keep: names=None keeps everything but hook_result.")
     return chosen
+
+
+def _device(name: torch.device | str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, TypeError, AssertionError) as error:
+        raise InputError(f"Tensors cannot be kept on the device {name!r}: {str(error).splitlines()[0]}") from error
 
 
 def _bytes(limit: int | str) -> int:

@@ -17,47 +17,16 @@ import torch
 
 from sinklab.errors import InputError, NotFoundError
 from sinklab.hooks.change import Change, Changes
-from sinklab.hooks.seam import SDPA, AttentionCall, Seam, read_call, standing_in
+from sinklab.hooks.reader import Reader as Reader
+from sinklab.hooks.reader import on_input, on_output, on_projection, overrides, recomputing, require_reader
+from sinklab.hooks.refusals import many_calls, no_call, refuse_dropout, refuse_meta
+from sinklab.hooks.seam import SDPA, AttentionCall, Seam, plain_kernel, read_call
 from sinklab.hooks.site import Site, find_sites
+from sinklab.hooks.stand_in import standing_in
 from sinklab.hooks.wrappers import run_eagerly, unwrap
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-NO_CALL = (
-    "The attention of site {name!r} ran without calling scaled_dot_product_attention, so nothing could be read. "
-    "{advice}"
-)
-ADVICE = {
-    "eager": "It is a Hugging Face model in eager mode: load it with attn_implementation='sdpa', or call "
-    "model.set_attn_implementation('sdpa').",
-    "fused_attn": "timm built it with fused attention off: set module.fused_attn = True on each attention, or build "
-    "the model without TIMM_FUSED_ATTN=0.",
-    "": "xFormers kernels, eager formulas and TransformerLens bridges are not visible: load the model through timm, "
-    "OpenCLIP or Hugging Face with SDPA attention.",
-}
-
-
-class Reader:
-    """What is told of a forward pass. Override what you need; only overridden moments cost anything.
-
-    Shapes: the residual stream is [B N C] whatever order the model runs in.
-    """
-
-    def resid_pre(self, site: Site, x: Tensor) -> None:
-        """The block's input."""
-
-    def resid_mid(self, site: Site, x: Tensor) -> None:
-        """The residual stream after the attention's update, before the MLP."""
-
-    def resid_post(self, site: Site, x: Tensor) -> None:
-        """The block's output."""
-
-    def projected(self, site: Site, x: Tensor, update: Tensor) -> None:
-        """Input [B Q H·D] and output [B Q C] of the projection W_O."""
-
-    def attention(self, site: Site, call: AttentionCall) -> None:
-        """The attention call, with z."""
 
 
 class HookManager:
@@ -68,6 +37,10 @@ class HookManager:
         reader: told of every attention call and, where it overrides them, of the residual stream.
         attend: (site, call) → z [B H Q D], in place of the model's own kernel; the reader then gets that z.
         layers: attach to these layers only (numbers of `Site.layer`); None for all.
+
+    Managers of one model may overlap, and be left in any order. The one entered last attends first; its `call.run()`
+    is what the earlier ones make of the call. Every reader is told of the z that the model goes on with, whoever made
+    it, and of the model's own q, k, v and mask.
 
     The model's output is bit-identical while reading (`nn.MultiheadAttention`: equal to rounding, because its
     fast path cannot be seen and is not used while attached).
@@ -87,17 +60,24 @@ class HookManager:
         self.module: nn.Module = unwrap(
             getattr(model, "module", model) if not isinstance(model, torch.nn.Module) else model
         )
+        refuse_meta(self.module)
         sites = list(getattr(model, "sites", None) or find_sites(self.module))
+        projections = [id(site.parts.projection) for site in sites]
+        shared = {number for number in projections if projections.count(number) > 1}
         if layers is not None:
             unknown = sorted(set(layers) - {site.layer for site in sites})
             if unknown:
                 raise NotFoundError(f"Layer {unknown[0]} does not exist: this model has layers 0 to {len(sites) - 1}.")
             sites = [site for site in sites if site.layer in set(layers)]
+        if reader is not None:
+            require_reader(reader)
         self.sites = sites
         self.reader = reader
+        self._shared = shared
         self.attend = attend
         self.fired: dict[str, int] = {}
         self._running: list[Site] = []
+        self._updated: Site | None = None  # its attention has run, its resid_mid is still to come
         self._calls: dict[str, int] = {}
         self._stack: ExitStack | None = None
         self._expected = True
@@ -106,15 +86,15 @@ class HookManager:
     def __enter__(self) -> HookManager:
         if self._stack is not None:
             raise InputError("This HookManager is already attached; make a second one to attach twice.")
-        _refuse_dropout(self.module)
+        refuse_dropout(self.module)
         self.fired = {site.name: 0 for site in self.sites}
-        self._running, self._calls = [], {}
+        self._running, self._updated, self._calls = [], None, {}
         with ExitStack() as stack:
             stack.enter_context(run_eagerly(self.module))
             stack.enter_context(standing_in([s.attention for s in self.sites if s.parts.stand_in]))
             for site in self.sites:
                 self._hook(stack, site)
-            stack.enter_context(Seam(self._intercept))
+            stack.enter_context(Seam(self._compute, self._tell))
             self._stack = stack.pop_all()  # from here on the caller's with-block owns it
         return self
 
@@ -168,7 +148,7 @@ class HookManager:
 
     def _hook(self, stack: ExitStack, site: Site) -> None:
         def on_start(module: Any, args: Any) -> None:
-            if _recomputing():
+            if recomputing():
                 if self.attend is not None or self._edits:
                     raise InputError(
                         f"Site {site.name!r} runs a second time in backward (gradient checkpointing), where it cannot "
@@ -179,7 +159,7 @@ class HookManager:
             self._calls[site.name] = 0
 
         def on_end(module: Any, args: Any, result: Any) -> None:
-            if _recomputing():
+            if recomputing():
                 return
             # always_call=True runs this after an exception too, with no result: then only the stack is put right
             if self._running and self._running[-1] is site:
@@ -187,8 +167,18 @@ class HookManager:
             if result is None:
                 return
             if self._calls.get(site.name, 0) != 1:
-                raise NotFoundError(_no_call(site) if not self._calls.get(site.name) else _many(site, self._calls))
+                raise NotFoundError(no_call(site) if not self._calls.get(site.name) else many_calls(site, self._calls))
             self.fired[site.name] += 1
+            self._updated = site
+
+        def in_attention() -> bool:
+            return id(site.parts.projection) not in self._shared or self._running[-1:] == [site]
+
+        def after_attention() -> bool:
+            """Is this the first norm since the site's attention? Blocks may share their norms."""
+            own = self._updated is site
+            self._updated = None if own else self._updated
+            return own
 
         def keep(handle: Any) -> None:
             stack.callback(handle.remove)
@@ -198,20 +188,24 @@ class HookManager:
         reader = self.reader
         if reader is None:
             return
-        if _overrides(reader, "resid_pre"):
-            keep(site.block_module.register_forward_pre_hook(_on_input(reader.resid_pre, site), with_kwargs=True))
-        if _overrides(reader, "resid_post"):
-            keep(site.block_module.register_forward_hook(_on_output(reader.resid_post, site)))
-        if _overrides(reader, "resid_mid") and site.second_norm is not None:
-            keep(site.second_norm.register_forward_pre_hook(_on_input(reader.resid_mid, site), with_kwargs=True))
-        if _overrides(reader, "projected"):
-            keep(site.parts.projection.register_forward_hook(_on_projection(reader, site)))
+        if overrides(reader, "resid_pre"):
+            keep(site.block_module.register_forward_pre_hook(on_input(reader.resid_pre, site), with_kwargs=True))
+        if overrides(reader, "resid_post"):
+            keep(site.block_module.register_forward_hook(on_output(reader.resid_post, site)))
+        if overrides(reader, "resid_mid") and site.second_norm is not None:
+            keep(
+                site.second_norm.register_forward_pre_hook(
+                    on_input(reader.resid_mid, site, after_attention), with_kwargs=True
+                )
+            )
+        if overrides(reader, "projected"):
+            keep(site.parts.projection.register_forward_hook(on_projection(reader, site, in_attention)))
 
-    def _intercept(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    def _compute(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+        """z of an attention call, edited as this manager was asked to."""
         if not self._running:  # a pooling head, or a layer that was not asked for
             return SDPA(*args, **kwargs)
         site = self._running[-1]
-        self._calls[site.name] += 1
         call = read_call(args, kwargs)
         if call.q.shape[1] != site.heads or call.v.shape[-1] != site.head_dim:
             raise InputError(
@@ -221,10 +215,18 @@ class HookManager:
         # the model's own arguments, so that the kernel chosen is the model's own
         z = SDPA(*args, **kwargs) if self.attend is None else self.attend(site, call)
         if self._edits:
-            z = self._edited(site, call, z)
-        if self.reader is not None:
-            self.reader.attention(site, call.with_z(z))
+            with plain_kernel():
+                z = self._edited(site, call, z)
         return z
+
+    def _tell(self, args: Sequence[Any], kwargs: Mapping[str, Any], z: Tensor) -> None:
+        """Count the call, and tell the reader of it."""
+        if not self._running:
+            return
+        site = self._running[-1]
+        self._calls[site.name] += 1
+        if self.reader is not None:
+            self.reader.attention(site, read_call(args, kwargs).with_z(z))
 
     def _edited(self, site: Site, call: AttentionCall, z: Tensor) -> Tensor:
         changes, tokens = Changes(call), getattr(self.model, "tokens", None)
@@ -244,72 +246,3 @@ class HookManager:
             raise NotFoundError(
                 f"{len(silent)} of {len(self.sites)} attention sites never fired, the first is {silent[0]!r}."
             )
-
-
-def _overrides(reader: Reader, moment: str) -> bool:
-    return getattr(type(reader), moment) is not getattr(Reader, moment)
-
-
-def _recomputing() -> bool:
-    """Whether backward is running a checkpointed block again: only the forward is read and counted."""
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
-def _batch_first(site: Site, x: Tensor) -> Tensor:
-    return x.transpose(0, 1) if site.tokens_first else x
-
-
-def _first_tensor(values: Any) -> Tensor:
-    return next(value for value in values if isinstance(value, torch.Tensor))
-
-
-def _on_input(tell: Callable[[Site, Tensor], None], site: Site) -> Callable[..., None]:
-    def hook(module: Any, args: Any, kwargs: Any) -> None:
-        if not _recomputing():
-            tell(site, _batch_first(site, _first_tensor((*args, *kwargs.values()))))
-
-    return hook
-
-
-def _on_output(tell: Callable[[Site, Tensor], None], site: Site) -> Callable[..., None]:
-    def hook(module: Any, args: Any, result: Any) -> None:
-        if not _recomputing():
-            tell(site, _batch_first(site, result if isinstance(result, torch.Tensor) else result[0]))
-
-    return hook
-
-
-def _on_projection(reader: Reader, site: Site) -> Callable[..., None]:
-    def hook(module: Any, args: Any, result: Any) -> None:
-        if not _recomputing():
-            reader.projected(site, args[0], result)
-
-    return hook
-
-
-def _refuse_dropout(module: nn.Module) -> None:
-    for name, child in module.named_modules():
-        rate = getattr(child, "p", None) if "Drop" in type(child).__name__ else None
-        rate = getattr(child, "drop_prob", rate)
-        rate = getattr(child, "dropout", rate) if type(child).__name__ == "MultiheadAttention" else rate
-        if child.training and isinstance(rate, float) and rate > 0:
-            raise InputError(
-                f"{name!r} is in training mode with dropout {rate}: what is read would change from run to run. "
-                "Call model.eval() first."
-            )
-
-
-def _no_call(site: Site) -> str:
-    config = getattr(site.attention, "config", None)
-    if getattr(config, "_attn_implementation", None) == "eager":
-        advice = "eager"
-    else:
-        advice = "fused_attn" if getattr(site.attention, "fused_attn", True) is False else ""
-    return NO_CALL.format(name=site.name, advice=ADVICE[advice])
-
-
-def _many(site: Site, calls: Mapping[str, int]) -> str:
-    return (
-        f"The attention of site {site.name!r} called scaled_dot_product_attention {calls[site.name]} times in one "
-        "forward, where one softmax a layer is expected (differential attention makes two): it is not one pattern."
-    )

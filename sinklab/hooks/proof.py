@@ -5,6 +5,7 @@ Letters: B batch, H heads, K key/value heads, Q queries, N keys, C model dim, D 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,8 @@ STAND_IN = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What was checked at one site. Every error is relative to the largest entry of what it is compared with."""
+    """What was checked at one site. Every error is relative to the largest entry of what it is compared with, and NaN
+    where there was nothing finite to compare."""
 
     layer: int
     name: str
@@ -43,8 +45,21 @@ class Proof:
     """|A v − z|: the pattern rebuilt from q, k, mask and scale gives the kernel's own z."""
     update: float | None
     """|Σ_h U_h + Γ b_O − (resid_mid − resid_pre)|; None where the block hides resid_mid."""
+    limit: float
+    """What the errors may come to in this precision."""
     note: str
     failures: tuple[str, ...]
+
+    @property
+    def largest(self) -> float:
+        """The largest error of all that were measured; 0 where none was."""
+        errors = (self.difference, self.row_sums, self.kernel, self.update or 0.0)
+        return max((error for error in errors if not math.isnan(error)), default=0.0)
+
+    @property
+    def compared(self) -> bool:
+        """Whether there was anything finite to compare: a site that gives NaN alone proves nothing."""
+        return not math.isnan(self.kernel)
 
 
 def prove(model: Any, *inputs: Any, **kwargs: Any) -> list[Proof]:
@@ -54,8 +69,11 @@ def prove(model: Any, *inputs: Any, **kwargs: Any) -> list[Proof]:
         model: a handle or an nn.Module; inputs: what one forward takes, one image is enough.
 
     Raises InputError naming the first site at which anything does not agree, and NotFoundError if a site does not
-    fire exactly once. A NaN is not a failure of attachment: sites with NaN are compared as they are.
+    fire exactly once. A NaN is not a failure of attachment: what is finite is compared, and a site that has nothing
+    finite says so (`Proof.compared`) instead of an error of 0.
     """
+    if not inputs and not kwargs:
+        raise InputError("prove needs what one forward of the model takes: prove(model, pixels).")
     reader = _ProofReader()
     with torch.no_grad():
         call = model if not isinstance(model, torch.nn.Module) else None
@@ -72,9 +90,12 @@ def prove(model: Any, *inputs: Any, **kwargs: Any) -> list[Proof]:
                 for handle in handles:
                     handle.remove()
     proofs = [reader.proof(site, hooks.fired[site.name]) for site in hooks.sites]
-    failed = next((proof for proof in proofs if proof.failures), None)
-    if failed is not None:
-        raise InputError(f"The attachment to site {failed.name!r} is not faithful: {'; '.join(failed.failures)}.")
+    failed = [proof for proof in proofs if proof.failures]
+    if failed:
+        more = f" It is the first of {len(failed)} such sites of {len(proofs)}." if len(failed) > 1 else ""
+        raise InputError(
+            f"The attachment to site {failed[0].name!r} is not faithful: {'; '.join(failed[0].failures)}.{more}"
+        )
     difference, dtype = _difference(_tensor(attached), _tensor(plain))
     # under autocast the output may be fp32 again, but the stand-in has rounded as coarsely as the attention does
     allowed = max(STAND_IN[kind] for kind in (dtype, *(seen["dtype"] for seen in reader.seen.values())))
@@ -95,12 +116,18 @@ def _tensor(result: Any) -> Tensor:
         raise NotFoundError(f"The model returned {type(result).__name__}, in which no tensor was found.") from None
 
 
-def _difference(a: Tensor, b: Tensor) -> tuple[float, torch.dtype]:
-    """max |a − b| over max |b|, 0 where both are NaN."""
-    if torch.equal(a, b):
-        return 0.0, b.dtype
-    gap = torch.where(a.isnan() & b.isnan(), 0.0, (a.double() - b.double()).abs()).max()
-    return float(gap / b.double().nan_to_num().abs().max().clamp_min(1e-30)), b.dtype
+def _difference(a: Tensor, b: Tensor, *, finite_only: bool = False) -> tuple[float, torch.dtype]:
+    """max |a − b| over max |b|; NaN if neither has a finite entry. Where one alone is finite they differ by infinity,
+    unless only entries that are finite in both are asked for."""
+    if torch.equal(a, b):  # a NaN equals nothing
+        return (0.0 if bool(torch.isfinite(b).any()) or not b.numel() else math.nan), b.dtype
+    here, there = torch.isfinite(a), torch.isfinite(b)
+    if not bool((here & there).any() if finite_only else (here | there).any()):
+        return math.nan, b.dtype
+    gap = torch.where(here & there, (a.double() - b.double()).abs(), 0.0).max()
+    if not finite_only and bool((here != there).any()):
+        return math.inf, b.dtype
+    return float(gap / torch.where(there, b.double().abs(), 0.0).max().clamp_min(1e-30)), b.dtype
 
 
 class _ProofReader(Reader):
@@ -123,9 +150,9 @@ class _ProofReader(Reader):
         pattern = first.pattern(rows)  # [1 H q N]
         sums = pattern.sum(-1)
         sums = sums[sums > 0]  # a row with every key masked sums to zero, in the kernel too
-        errors["row_sums"] = float((sums - 1).abs().max()) if len(sums) else 0.0
+        errors["row_sums"] = float((sums - 1).abs().max()) if len(sums) else math.nan
         rebuilt = pattern @ first.v[:, first.kv_head].double()
-        errors["kernel"], _ = _difference(rebuilt.to(torch.float64), z[:1, :, rows].double())
+        errors["kernel"], _ = _difference(rebuilt.to(torch.float64), z[:1, :, rows].double(), finite_only=True)
         self.seen[site.name] = {**errors, "dtype": z.dtype, "kv": first.k.shape[1], "z": z.detach()[:1]}
 
     def projected(self, site: Site, x: Tensor, update: Tensor) -> None:
@@ -157,7 +184,7 @@ class _ProofReader(Reader):
         # the residual stream itself rounds: with a tiny LayerScale that is all that can be seen of the update
         coarser = max(x.dtype, self.seen[site.name]["dtype"], key=lambda kind: torch.finfo(kind).eps)  # autocast
         rounding = 4 * torch.finfo(coarser).eps * torch.where(finite, after, torch.zeros_like(after)).abs().max()
-        self.seen[site.name]["update"] = float(gap / size.clamp_min(1e-30))
+        self.seen[site.name]["update"] = float(gap / size.clamp_min(1e-30)) if bool(finite.any()) else math.nan
         self.seen[site.name]["update_ok"] = bool(gap <= RELATIVE[coarser] * size + rounding)
 
     def lockstep(self, site: Site) -> Any:
@@ -215,11 +242,19 @@ class _ProofReader(Reader):
             row_sums=seen["row_sums"],
             kernel=seen["kernel"],
             update=update if isinstance(update, float) else None,
-            note=f"{site.parts.after} after attention"
-            if site.parts.after
-            else ("stand-in" if site.parts.stand_in else ""),
+            limit=RELATIVE[dtype],
+            note=", ".join(_notes(site, seen)),
             failures=tuple(failures),
         )
+
+
+def _notes(site: Site, seen: dict[str, Any]) -> list[str]:
+    told = [f"{site.parts.after} after attention"] if site.parts.after else []
+    if site.parts.stand_in and not told:
+        told.append("stand-in")
+    if math.isnan(seen["kernel"]):
+        told.append("not finite: nothing compared")
+    return told
 
 
 def _first_of_batch(mask: Tensor) -> Tensor:

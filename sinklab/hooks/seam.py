@@ -9,6 +9,7 @@ Letters: B batch, H query heads, K key/value heads, Q queries, N keys, D head di
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,34 +17,49 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from sinklab.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
 SDPA = F.scaled_dot_product_attention
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class AttentionCall:
     """One attention call as the model made it; the tensors are the model's own, not copies.
 
-    q [B H Q D], k [B K N D], v [B K N D], z [B H Q D] (None before the call). A boolean mask is True where a
-    query may attend; a float mask is added to the logits; both broadcast to [B H Q N].
+    They carry gradients where the model's do; a kept tensor keeps its memory.
     """
 
     q: Tensor
+    """[B H Q D], after any query-key norm and rotary embedding."""
     k: Tensor
+    """[B K N D]."""
     v: Tensor
+    """[B K N D]; query head h reads key/value head `kv_head[h]`."""
     mask: Tensor | None
+    """bool: True where a query may attend; float: added to the logits. It broadcasts to [B H Q N]."""
     is_causal: bool
+    """Query i sees keys 0 to i only."""
     scale: float
+    """What q kᵀ is multiplied by."""
     grouped: bool
+    """Whether the model asked for grouped-query attention (K < H)."""
     z: Tensor | None = None
+    """[B H Q D], what the model goes on with; None before the call has run."""
+
+    def __repr__(self) -> str:
+        """Shapes only."""
+        shapes = {name: getattr(self, name) for name in ("q", "k", "v", "mask", "z")}
+        told = [f"{name}={'None' if x is None else list(x.shape)}" for name, x in shapes.items()]
+        kind = str(self.q.dtype).removeprefix("torch.")
+        causal = ", is_causal" if self.is_causal else ""
+        return f"AttentionCall({', '.join(told)}, scale={self.scale:.4g}{causal}, {kind} on {self.q.device})"
 
     @property
     def kv_head(self) -> list[int]:
@@ -70,8 +86,8 @@ class AttentionCall:
     def pattern(self, rows: slice = slice(None), *, dtype: torch.dtype = torch.float64) -> Tensor:
         """A = softmax(q kᵀ · scale + mask) for some queries, [B H q N] (sinks.md section 1).
 
-        For looking at, not for statistics: it is a whole map. A row in which every key is masked is zero, as in
-        the kernels.
+        For looking at, not for statistics: it is a whole map, computed in `dtype` whatever the model's, and not
+        detached: it carries gradients where q and k do. A row in which every key is masked is zero, as in the kernels.
         """
         k = self.k[:, self.kv_head].to(dtype)
         logits = self.q[:, :, rows].to(dtype) @ k.transpose(-1, -2) * self.scale
@@ -135,105 +151,73 @@ def read_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AttentionCall:
     )
 
 
-class Seam(TorchFunctionMode):
-    """While active, hands every SDPA call to `intercept(args, kwargs)`; all other functions pass untouched.
+class _Thread(threading.local):
+    """The seams that are open in this thread, and what the call that they caught is at."""
 
-    It holds no state of its own, so nothing in it can trip a guard of torch.compile.
-    """
-
-    def __init__(self, intercept: Callable[[Sequence[Any], Mapping[str, Any]], Tensor]) -> None:
-        super().__init__()
-        self.intercept = intercept
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is SDPA:
-            return self.intercept(args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+    def __init__(self) -> None:
+        self.seams: list[Seam] = []
+        self.stage = ""  # "computing", "plain", or nothing while no call is caught
 
 
-def _split_heads(x: Tensor, heads: int) -> Tensor:
-    return x.reshape(*x.shape[:-1], heads, -1).transpose(1, 2)  # [B N C] → [B H N D]
-
-
-def _projected(mha: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    if mha.in_proj_weight is None:
-        weights = (mha.q_proj_weight, mha.k_proj_weight, mha.v_proj_weight)
-    elif query is key and key is value:
-        return F.linear(query, mha.in_proj_weight, mha.in_proj_bias).chunk(3, dim=-1)  # type: ignore[return-value]
-    else:
-        weights = mha.in_proj_weight.chunk(3)
-    biases = (None,) * 3 if mha.in_proj_bias is None else mha.in_proj_bias.chunk(3)
-    q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
-    return q, k, v
-
-
-def _additive(mask: Tensor | None, like: Tensor) -> Tensor | None:
-    """nn.MultiheadAttention's masks are True where attention is forbidden; SDPA's are True where it is allowed."""
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill_(mask, -math.inf)
-
-
-def stand_in(mha: Any) -> Callable[..., tuple[Tensor, None]]:
-    """A forward for `nn.MultiheadAttention` with the same parameters that makes one visible SDPA call.
-
-    In eval mode the original runs a C++ fast path that no hook and no mode can see (pytorch #78109). The result
-    equals it to rounding, not bit for bit. Raises InputError for what it does not reproduce: bias_k/bias_v,
-    add_zero_attn, averaged attention weights.
-    """
-    if mha.bias_k is not None or mha.bias_v is not None or mha.add_zero_attn:
-        raise InputError("nn.MultiheadAttention with bias_k, bias_v or add_zero_attn appends keys: it cannot be read.")
-
-    def forward(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, None]:
-        if need_weights:
-            raise InputError(
-                "nn.MultiheadAttention was asked for its weights (need_weights=True) while sinklab is attached; "
-                "read the pattern from sinklab instead and pass need_weights=False."
-            )
-        if not mha.batch_first:
-            same = query is key and key is value
-            query = query.transpose(0, 1)
-            key, value = (query, query) if same else (key.transpose(0, 1), value.transpose(0, 1))
-        q, k, v = (_split_heads(x, mha.num_heads) for x in _projected(mha, query, key, value))
-        mask = _additive(attn_mask, q)
-        if mask is not None and mask.dim() == 3:
-            mask = mask.reshape(q.shape[0], -1, *mask.shape[1:])
-        padding = _additive(key_padding_mask, q)
-        if padding is not None:
-            padding = padding[:, None, None, :]
-            mask = padding if mask is None else mask + padding
-        z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal and mask is None)
-        update = mha.out_proj(z.transpose(1, 2).flatten(2))  # [B Q C]
-        return (update if mha.batch_first else update.transpose(0, 1)), None
-
-    return forward
+_here = _Thread()
 
 
 @contextmanager
-def standing_in(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Within, each `nn.MultiheadAttention` runs its stand-in; afterwards it is what it was, also after an error."""
-    before = [(module, module.__dict__.get("forward")) for module in modules]
-    forwards = [stand_in(module) for module in modules]
-    fastpath = torch.backends.mha.get_fastpath_enabled()
+def plain_kernel() -> Iterator[None]:
+    """Within, SDPA calls of this thread run the kernel and nothing else, whatever seams are open."""
+    before, _here.stage = _here.stage, "plain"
     try:
-        if modules:  # nn.TransformerEncoderLayer would skip even a replaced attention
-            torch.backends.mha.set_fastpath_enabled(False)
-        for module, forward in zip(modules, forwards, strict=True):
-            module.__dict__["forward"] = forward
         yield
     finally:
-        for module, own in before:
-            module.__dict__.pop("forward", None)
-            if own is not None:
-                module.__dict__["forward"] = own
-        if modules:
-            torch.backends.mha.set_fastpath_enabled(fastpath)
+        _here.stage = before
+
+
+class Seam(TorchFunctionMode):
+    """While open, catches every SDPA call of its thread; all other functions pass untouched.
+
+    `compute(args, kwargs)` gives z; the SDPA that it calls in turn is the next seam's `compute`, in the end the kernel.
+    Then every open seam's `tell(args, kwargs, z)` hears of the call as the model made it and of the z it goes on with.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[Sequence[Any], Mapping[str, Any]], Tensor],
+        tell: Callable[[Sequence[Any], Mapping[str, Any], Tensor], None],
+    ) -> None:
+        super().__init__()
+        self.compute = compute
+        self.tell = tell
+
+    def __enter__(self) -> Seam:
+        super().__enter__()
+        self._outside = (_here.stage, _here.seams)
+        if _here.stage:  # a reader runs a model of its own: whatever is open outside has no part in it
+            _here.stage, _here.seams = "", []
+        _here.seams.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close this seam, also where others that were opened later are open still."""
+        _here.seams.remove(self)
+        if self._outside[0]:
+            _here.stage, _here.seams = self._outside
+        above = []
+        while (mode := _pop_mode()) is not self:
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not SDPA or _here.stage == "plain" or self not in _here.seams:
+            return func(*args, **(kwargs or {}))
+        if _here.stage == "computing":
+            return self.compute(args, kwargs or {})
+        _here.stage = "computing"
+        try:
+            z = self.compute(args, kwargs or {})
+            _here.stage = "plain"
+            for seam in [*_here.seams]:
+                seam.tell(args, kwargs or {}, z)
+        finally:
+            _here.stage = ""
+        return z

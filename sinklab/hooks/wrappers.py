@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sinklab.errors import InputError
+from sinklab.hooks.held import held, is_held
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,11 +48,18 @@ def run_eagerly(model: nn.Module) -> Iterator[None]:
 
     A compiled call ignores hooks added after it was compiled (pytorch #117758), so a reader would see nothing.
     """
-    compiled = [(m, m._compiled_call_impl) for m in model.modules() if m._compiled_call_impl is not None]
-    for module, _ in compiled:
-        module._compiled_call_impl = None
-    try:
+    with ExitStack() as stack:
+        for child in model.modules():
+            if child._compiled_call_impl is not None or is_held(("compiled", id(child))):
+                stack.enter_context(held(("compiled", id(child)), partial(_plain_call, child)))
         yield
-    finally:
-        for module, implementation in compiled:
-            module._compiled_call_impl = implementation
+
+
+def _plain_call(module: nn.Module) -> Callable[[], object]:
+    implementation = module._compiled_call_impl
+    module._compiled_call_impl = None
+
+    def undo() -> None:
+        module._compiled_call_impl = implementation
+
+    return undo

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinklab.errors import NotFoundError
+from sinklab.errors import InputError, NotFoundError
 from sinklab.models import checkpoint, hub, matching, rename
 from sinklab.models.describe import activation_note, activation_of, inner, provenance
 from sinklab.models.huggingface_config import config_from, position_table, preprocessing_of, token_map
 from sinklab.models.loaded import Loaded
-from sinklab.models.request import Request, pair
+from sinklab.models.request import Request, building, pair
 from sinklab.models.saved import read_object
 
 if TYPE_CHECKING:
@@ -94,7 +94,12 @@ def from_settings(
     `label` names the origin; `saved` is what the provenance keeps of the request, if not the request itself.
     """
     config, name = config_from(settings, request)
-    preprocessing, notes = preprocessing_of(processor, config)
+    try:
+        preprocessing, notes = preprocessing_of(processor, config)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(f"The preprocessing that comes with {label} cannot be understood: {error}") from error
+    with building(name, settings):  # sizes that do not go together show here, before any weights are read
+        matching.on_meta(lambda: _class(name)(config, **_options(name)))
     if weights is None:
         module = request.drawn(lambda: _class(name)(config, **_options(name)))
         source, sha256, counts = request.random_source, None, None
@@ -142,6 +147,7 @@ def _filled(
     import transformers
 
     state, outside, notes = _spelling(name, held)
+    matching.require_floats({key: value for key, value in state.items() if not key.endswith("position_ids")}, held.file)
     level, bar = (transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled())
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

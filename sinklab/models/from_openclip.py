@@ -23,7 +23,7 @@ from sinklab.models.openclip_names import (
     split_name,
     tag_or_file,
 )
-from sinklab.models.request import Request, pair, quiet
+from sinklab.models.request import Request, building, pair, quiet
 from sinklab.models.tokens import TokenMap
 
 if TYPE_CHECKING:
@@ -77,11 +77,8 @@ def build(config: dict[str, Any]) -> nn.Module:
     """The bare vision tower of one of open_clip's configurations."""
     from open_clip.model import _build_vision_tower
 
-    try:
-        with quiet("timm", "root"):
-            return _build_vision_tower(config["embed_dim"], dict(config["vision_cfg"]), config["quick_gelu"])
-    except TypeError as error:
-        raise InputError(f"open_clip cannot build a tower with {config['vision_cfg']}: {error}.") from error
+    with building("open_clip's vision tower", config["vision_cfg"]), quiet("timm", "root"):
+        return _build_vision_tower(config["embed_dim"], dict(config["vision_cfg"]), config["quick_gelu"])
 
 
 def require_plain_tower(module: nn.Module, name: str) -> None:
@@ -107,7 +104,7 @@ def _filled(
         architecture=architecture,
         advice="Is it a checkpoint of this architecture's full CLIP or vision tower?",
     )
-    return matching.fill(lambda: build(config), state, held.dtype), report, notes
+    return matching.fill(lambda: build(config), state, held.dtype, held.file), report, notes
 
 
 def visual_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:

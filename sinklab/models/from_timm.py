@@ -15,7 +15,7 @@ from sinklab.errors import InputError, NotFoundError
 from sinklab.models import checkpoint, hub, matching
 from sinklab.models.describe import activation_note, activation_of, inner, provenance
 from sinklab.models.loaded import Loaded, Preprocessing
-from sinklab.models.request import Request, close_matches
+from sinklab.models.request import Request, building, close_matches
 from sinklab.models.timm_weights import assemble
 from sinklab.models.tokens import TokenMap
 
@@ -136,15 +136,13 @@ def build(architecture: str, kwargs: dict[str, Any]) -> nn.Module:
     """The bare architecture, taking any input size where its class can; raises InputError for unknown options."""
     import timm
 
-    try:
-        return timm.create_model(architecture, pretrained=False, **{"dynamic_img_size": True, **kwargs})
-    except TypeError as error:
-        if "dynamic_img_size" not in str(error):
-            raise InputError(f"{architecture} cannot be built with the options {kwargs}: {error}.") from error
-    try:
+    with building(architecture, kwargs):
+        try:
+            return timm.create_model(architecture, pretrained=False, **{"dynamic_img_size": True, **kwargs})
+        except TypeError as error:
+            if "dynamic_img_size" not in str(error):
+                raise
         return timm.create_model(architecture, pretrained=False, **kwargs)
-    except TypeError as error:
-        raise InputError(f"{architecture} cannot be built with the options {kwargs}: {error}.") from error
 
 
 def _hub_weights(architecture: str, offline: bool) -> Path:

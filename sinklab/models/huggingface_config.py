@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.errors import InputError
 from sinklab.models.describe import CLIP, HALF, IMAGENET
 from sinklab.models.loaded import Preprocessing
-from sinklab.models.request import Request, pair
+from sinklab.models.request import Request, building, pair
 from sinklab.models.tokens import TokenMap
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def config_from(settings: dict[str, Any], request: Request) -> tuple[Any, str]:
         if height != width:
             raise InputError(f"Hugging Face's models keep square position tables, not {height}x{width}.")
         options["image_size"] = height
-    return getattr(transformers, config_name)(**options, attn_implementation="sdpa"), name
+    with building(config_name, options):
+        return getattr(transformers, config_name)(**options, attn_implementation="sdpa"), name
 
 
 def token_map(module: nn.Module) -> TokenMap:

@@ -148,8 +148,10 @@ def _from_run(folder: Path, request: Request) -> Loaded:
 
 
 def _from_sidecar(path: Path, request: Request) -> Loaded:
-    from sinklab.models.saved import read_sidecar, with_preprocessing
+    from sinklab.models.saved import images_come_second, read_sidecar, with_preprocessing
 
+    if _is_picture(path):
+        raise InputError(f"{path} is a picture, not a model. {images_come_second(path, request)}")
     if request.weights is not None or request.random_weights:
         raise InputError(f"{path} is a checkpoint file itself: give neither another weights file nor random weights.")
     held = read_sidecar(path)
@@ -169,7 +171,18 @@ def _from_sidecar(path: Path, request: Request) -> Loaded:
     # What gives this model again is the path itself: the sidecar says the rest.
     saved = {**request.saved(), "name": str(path.resolve())}
     loaded = replace(loaded, provenance=replace(loaded.provenance, request=saved))
-    return with_preprocessing(loaded, held["preprocessing"])
+    return with_preprocessing(loaded, held["preprocessing"], path.with_suffix(".json"))
+
+
+def _is_picture(path: Path) -> bool:
+    """Whether a file's name says that it is a picture, a list of pictures or a shard of them, not weights."""
+    from sinklab.models.checkpoint import SUFFIXES
+
+    if path.suffix.lower() in SUFFIXES:
+        return False
+    from mimetypes import guess_type
+
+    return (guess_type(path.name)[0] or "").startswith("image/")
 
 
 def _unknown(name: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from sinklab.errors import InputError
 from sinklab.models.tokens import TokenMap
 
 if TYPE_CHECKING:
@@ -26,6 +29,31 @@ class Preprocessing:
     """The evaluation crop's share of the resized short side (timm's crop_pct)."""
     crop_mode: str = "center"
     """"center": short side to size / crop_fraction, then a centre crop; "squash": both sides straight to `size`."""
+
+    def __post_init__(self) -> None:
+        three = "three numbers, one a colour channel"
+        _require("mean", self.mean, _numbers(self.mean, 3), three)
+        _require("std", self.std, _numbers(self.std, 3) and min(self.std) > 0, f"{three}, above 0")
+        _require("interpolation", self.interpolation, isinstance(self.interpolation, str), "a word like 'bicubic'")
+        sides = _numbers(self.size, 2) and all(side == int(side) and side >= 1 for side in self.size)
+        _require("size", self.size, sides, "(height, width) in whole pixels")
+        positive = _numbers((self.crop_fraction,), 1) and self.crop_fraction > 0
+        _require("crop_fraction", self.crop_fraction, positive, "a number above 0")
+        _require("crop_mode", self.crop_mode, isinstance(self.crop_mode, str), "'center' or 'squash'")
+
+
+def _numbers(values: Any, count: int) -> bool:
+    """Is it a tuple or list of so many finite numbers?"""
+    return (
+        isinstance(values, tuple | list)
+        and len(values) == count
+        and all(isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) for value in values)
+    )
+
+
+def _require(field_name: str, given: Any, fits: bool, wanted: str) -> None:
+    if not fits:
+        raise InputError(f"{field_name} of a model's preprocessing is {wanted}, not {given!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _SHOWN = 6
 """Names listed per heading; the count is always given."""
+_SHAPES_SHOWN = 10
+"""Lines of names whose shapes differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,17 +55,27 @@ class KeyReport:
         }
 
     def text(self) -> str:
-        """One line a heading: the count and the first names."""
-        shapes = tuple(f"{name} (model {list(model)}, file {list(file)})" for name, model, file in self.mismatched)
+        """One line a heading, with the count and the first names, and one line for each of the first other shapes."""
         rows = [
             ("matched", self.matched),
             ("renamed", self.renamed),
             ("missing", self.missing),
             ("unexpected", self.unexpected),
-            ("other shape", shapes),
+            ("other shape", tuple(name for name, _, _ in self.mismatched)),
             ("ignored", self.ignored),
         ]
-        return "\n".join(f"  {title:<11} {len(names):>5}  {_first(names)}".rstrip() for title, names in rows)
+        lines = []
+        for title, names in rows:
+            apart = title == "other shape"
+            lines.append(f"  {title:<11} {len(names):>5}  {'' if apart else _first(names)}".rstrip())
+            lines += self._shapes() if apart else []
+        return "\n".join(lines)
+
+    def _shapes(self) -> list[str]:
+        some = self.mismatched[:_SHAPES_SHOWN]
+        lines = [f"      {name}: model {list(model)}, file {list(file)}" for name, model, file in some]
+        more = len(self.mismatched) - len(some)
+        return [*lines, f"      … and {more} more"] if more else lines
 
 
 def _first(names: tuple[str, ...]) -> str:
@@ -116,7 +128,20 @@ def require_fit(report: KeyReport, *, file: str, architecture: str, advice: str 
         )
 
 
-def fill(build: Callable[[], nn.Module], state: Mapping[str, Tensor], dtype: dtype) -> nn.Module:
+def require_floats(state: Mapping[str, Tensor], file: str) -> None:
+    """Raise InputError if weights are integers (quantised, with scales that are elsewhere), booleans or complex."""
+    strange = [name for name, value in state.items() if not value.is_floating_point()]
+    if strange:
+        kind = str(state[strange[0]].dtype).removeprefix("torch.")
+        raise InputError(
+            f"{len(strange)} of the weights in {file} are not floating point numbers, first {strange[0]} ({kind}): "
+            "what fits is float32, float16 or bfloat16; a quantised model has to be widened first."
+        )
+
+
+def fill(
+    build: Callable[[], nn.Module], state: Mapping[str, Tensor], dtype: dtype, file: str = "the checkpoint"
+) -> nn.Module:
     """The module that `build` makes, holding `state`, whose names and shapes must fit (see `compare`).
 
     Drawing random weights only to overwrite them takes longer than reading a large checkpoint, so the module is laid
@@ -129,6 +154,8 @@ def fill(build: Callable[[], nn.Module], state: Mapping[str, Tensor], dtype: dty
     if any(name not in set(names) for name, _ in module.named_buffers()):
         with torch.random.fork_rng(devices=[]):
             module = build()
+    numbers = {name for name, value in module.state_dict().items() if value.is_floating_point()}
+    require_floats({name: state[name] for name in names if name in numbers}, file)
     module.load_state_dict({name: _owned(state[name], dtype) for name in names}, strict=True, assign=True)
     return module
 

@@ -31,7 +31,10 @@ def config_of(architecture: str, overrides: dict[str, Any]) -> dict[str, Any]:
     import open_clip
 
     config: dict[str, Any] = deepcopy(open_clip.get_model_config(architecture)) or {}
-    vision = {**config["vision_cfg"], **overrides.get("vision_cfg", {})}
+    changes = overrides.get("vision_cfg", {})
+    if not isinstance(changes, dict):
+        raise InputError(f"vision_cfg in a sidecar's kwargs is a JSON object, not {changes!r}.")
+    vision = {**config["vision_cfg"], **changes}
     if vision.get("timm_model_name"):
         vision["timm_model_pretrained"] = False  # never fetched behind the user's back
     return {

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinklab.errors import InputError
+from sinklab.errors import InputError, NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,6 +98,21 @@ def close_matches(word: str, known: Iterable[str], what: str = "Close") -> str:
     matches = get_close_matches(word, known, n=4, cutoff=0.6)
     matches += [name for name in known if word and name.startswith(word) and name not in matches][: 4 - len(matches)]
     return f" {what}: {', '.join(matches)}." if matches else ""
+
+
+@contextmanager
+def building(what: str, options: Any) -> Iterator[None]:
+    """Within, what a library says of `options` that do not fit, be it an assertion, becomes a sentence."""
+    try:
+        yield
+    except (InputError, NotFoundError, MemoryError):
+        raise
+    except Exception as error:
+        if not options:
+            raise
+        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        shown = str(options) if len(str(options)) <= 300 else f"{str(options)[:300]}…"
+        raise InputError(f"{what} cannot be built with the options {shown}: {said.rstrip('.')}.") from error
 
 
 @contextmanager

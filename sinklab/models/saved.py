@@ -62,14 +62,27 @@ def read_object(path: Path) -> dict[str, Any]:
     return held
 
 
-def with_preprocessing(loaded: Loaded, changes: dict[str, Any]) -> Loaded:
-    """The same model with some fields of its preprocessing set by the sidecar."""
+def with_preprocessing(loaded: Loaded, changes: dict[str, Any], sidecar: Path) -> Loaded:
+    """The same model with some fields of its preprocessing set by the sidecar; InputError for what they cannot be."""
     if not changes:
         return loaded
     told: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()}
+    if isinstance(told.get("size"), int):
+        told["size"] = (told["size"], told["size"])
+    try:
+        preprocessing = replace(loaded.preprocessing, **told)
+    except InputError as error:
+        raise InputError(f"{sidecar}: {error}") from error
     kept = tuple(note for note in loaded.provenance.notes if not note.startswith("preprocessing assumed"))
     noted = replace(loaded.provenance, notes=(*kept, f"preprocessing from the sidecar config: {', '.join(changes)}"))
-    return replace(loaded, preprocessing=replace(loaded.preprocessing, **told), provenance=noted)
+    return replace(loaded, preprocessing=preprocessing, provenance=noted)
+
+
+def images_come_second(images: Path, asked: Request) -> str:
+    """What to type where a folder or a picture stands in the model's place."""
+    with_weights = asked.weights is not None
+    model = f"timm:NAME {images} --weights {asked.weights}" if with_weights else f"demo {images}"
+    return f"Images come after the model: sinklab diagnose {model}."
 
 
 def request_from_run(folder: Path, asked: Request) -> tuple[Request, str | None]:
@@ -80,10 +93,7 @@ def request_from_run(folder: Path, asked: Request) -> tuple[Request, str | None]
     record = folder / "run.json"
     if not record.is_file():
         hint = f": for a Hugging Face folder write hf:{folder}" if (folder / "config.json").is_file() else ""
-        raise InputError(
-            f"{folder} is not a run folder, it has no run.json{hint}. "
-            f"Images come after the model: sinklab diagnose demo {folder}."
-        )
+        raise InputError(f"{folder} is not a run folder, it has no run.json{hint}. {images_come_second(folder, asked)}")
     if asked.weights is not None or asked.random_weights or asked.image_size is not None:
         raise InputError(f"{folder} is a run folder and brings its own weights: give no other options with it.")
     model = read_object(record).get("model")

@@ -53,7 +53,7 @@ def assemble(
                 notes = ("names brought to timm's by timm's own converter",)
                 break
     matching.require_fit(report, file=held.file, architecture=architecture, advice=_advice(report))
-    module = matching.fill(lambda: _without(build(options), absent), state, held.dtype)
+    module = matching.fill(lambda: _without(build(options), absent), state, held.dtype, held.file)
     if absent:
         notes += (f"left out, as the weights have none: {', '.join(name.rstrip('.') for name in absent)}",)
     if "img_size" in options and "img_size" not in kwargs:

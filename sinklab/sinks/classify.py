@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import InputError, NotFoundError
-from sinklab.sinks.rule import require_columns
+from sinklab.sinks.rule import plain_number, require_columns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,6 +54,10 @@ class SinkDefinition:
     """Broadcast: stable_rank ≤ this; None asks nothing of the rank."""
 
     def __post_init__(self) -> None:
+        for name in ("nop", "broadcast", "stable_rank"):
+            if getattr(self, name) is not None or name != "stable_rank":
+                number = plain_number(getattr(self, name), f"The threshold {name} of the definition {self.name!r}")
+                object.__setattr__(self, name, number)
         if not 0 <= self.nop < self.broadcast:
             raise InputError(
                 f"The definition {self.name!r} has NOP at or below {self.nop} and broadcast at or above "
@@ -87,8 +91,10 @@ class SinkDefinition:
         return cls(**_PUBLISHED["counts"])
 
     @classmethod
-    def named(cls, name: str) -> SinkDefinition:
-        """The definition of that name; NotFoundError if there is none."""
+    def named(cls, name: str | SinkDefinition) -> SinkDefinition:
+        """The definition of that name, NotFoundError if there is none; a definition is handed back as it is."""
+        if isinstance(name, SinkDefinition):
+            return name
         if name in _PUBLISHED:
             return cls(**_PUBLISHED[name])
         raise NotFoundError(
@@ -124,7 +130,10 @@ class SinkDefinition:
 
         rank_column = () if self.stable_rank is None else ("stable_rank",)
         require_columns(heads, (self.axis, *rank_column), f"the definition {self.name!r}")
-        ratio = heads[self.axis].to_numpy("float64")
+        try:
+            ratio = heads[self.axis].to_numpy("float64")
+        except (TypeError, ValueError) as error:
+            raise InputError(f"The definition {self.name!r} compares the column {self.axis!r}, not numbers.") from error
         shared = ratio >= self.broadcast
         if self.stable_rank is not None:
             shared &= heads["stable_rank"].to_numpy("float64") <= self.stable_rank  # NaN: not a broadcast

@@ -1,18 +1,20 @@
 """`sinklab doctor`: is the attachment faithful, and what does the model's precision cost?
 
-Letters: B batch, L layers, H heads.
+Letters: B batch, R heads of all layers.
 """
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from sinklab.hooks.manager import HookManager
 from sinklab.hooks.proof import Proof, prove
+from sinklab.sinks.arguments import require_precision
 from sinklab.sinks.reader import StatisticsReader
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ class Drift:
 
     column: str
     worst: float
-    """The largest relative difference of any finite head."""
+    """The largest relative difference of any finite head; NaN if no head is finite."""
     layer: int
     head: int
 
@@ -46,6 +48,23 @@ class Examination:
     not_finite: int
     facts: dict[str, str]
 
+    def verdict(self) -> str:
+        """What to make of it, in one line."""
+        silent = [proof for proof in self.proofs if not proof.compared]
+        if len(silent) == len(self.proofs):
+            return f"Nothing could be compared: no site of {len(self.proofs)} gives a finite number."
+        spoken = [proof for proof in self.proofs if proof.compared]
+        limit, largest = max(proof.limit for proof in spoken), max(proof.largest for proof in spoken)
+        which = f"All {len(spoken)} sites agree" if not silent else f"{len(spoken)} of {len(self.proofs)} sites agree"
+        told = [f"{which} (largest error {largest:.0e}, limit {limit:.0e})"]
+        if silent:
+            told.append(f"{len(silent)} give nothing finite, first {silent[0].name}")
+        if self.moved:
+            told.append(f"{self.moved} of {self.heads} heads have another sink than in float64")
+        if self.not_finite:
+            told.append(f"{self.not_finite} of {self.heads} heads are not finite")
+        return "; ".join(told) + "."
+
 
 def examine(model: Model, pixels: Tensor, *, dtype: str = "float32") -> Examination:
     """Prove the attachment on one image and compare every statistic with a float64 copy of the model.
@@ -55,6 +74,7 @@ def examine(model: Model, pixels: Tensor, *, dtype: str = "float32") -> Examinat
 
     Raises InputError, naming the site, where the attachment is not faithful.
     """
+    require_precision(model, dtype)
     device = model.device
     with torch.inference_mode():
         with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
@@ -63,8 +83,10 @@ def examine(model: Model, pixels: Tensor, *, dtype: str = "float32") -> Examinat
             measured = _measure(model, own)
         exact = model.with_module(deepcopy(model.module).to("cpu", torch.float64))
         reference = _measure(exact, pixels.to("cpu", torch.float64))
+    places = measured.pop("place"), reference.pop("place")
+    assert torch.equal(*places)
     finite = measured["finite"] & reference["finite"]
-    drifts = [_drift(name, measured[name], reference[name], finite) for name in measured if name != "finite"]
+    drifts = [_drift(name, measured[name], reference[name], finite, places[0]) for name in measured if name != "finite"]
     sure = finite & (reference["inflow_margin"] > MARGIN)
     return Examination(
         proofs=proofs,
@@ -83,19 +105,25 @@ def examine(model: Model, pixels: Tensor, *, dtype: str = "float32") -> Examinat
 
 
 def _measure(model: Model, pixels: Tensor) -> dict[str, Tensor]:
-    """name → [L H] for one image."""
-    reader = StatisticsReader(model.sites, device=pixels.device)
-    with HookManager(model, reader) as hooks:
-        hooks.run(pixels)
-    _, found, _ = reader.take()
-    return {name: values[0] for name, values in found.items()}
+    """name → [R] for one image, one number a head; `place` [R 2] is its layer and head."""
+    tables = []
+    for heads in sorted({site.heads for site in model.sites}):  # one table holds layers of one number of heads
+        sites = [site for site in model.sites if site.heads == heads]
+        reader = StatisticsReader(sites, device=pixels.device)
+        with HookManager(model, reader, layers=[site.layer for site in sites]) as hooks:
+            hooks.run(pixels)
+        layers, found, _ = reader.take()
+        place = torch.cartesian_prod(torch.tensor(layers), torch.arange(heads))
+        tables.append({name: values[0].flatten() for name, values in found.items()} | {"place": place})
+    return {name: torch.cat([table[name] for table in tables]) for name in tables[0]}
 
 
-def _drift(name: str, measured: Tensor, reference: Tensor, finite: Tensor) -> Drift | None:
+def _drift(name: str, measured: Tensor, reference: Tensor, finite: Tensor, place: Tensor) -> Drift | None:
     # a margin is a difference of near numbers: it has no relative error
     if not measured.is_floating_point() or name == "inflow_margin":
         return None
     gap = (measured - reference).abs() / reference.abs().clamp_min(1e-12)
     gap = torch.where(finite & torch.isfinite(gap), gap, torch.zeros_like(gap))
-    place: Any = divmod(int(gap.argmax()), gap.shape[-1])
-    return Drift(column=name, worst=float(gap.max()), layer=int(place[0]), head=int(place[1]))
+    layer, head = place[int(gap.argmax())].tolist()
+    worst = float(gap.max()) if bool(finite.any()) else math.nan
+    return Drift(column=name, worst=worst, layer=layer, head=head)

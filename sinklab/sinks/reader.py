@@ -11,7 +11,7 @@ import torch
 
 from sinklab.errors import InputError, NotFoundError
 from sinklab.hooks.manager import Reader
-from sinklab.sinks.statistics import finish
+from sinklab.sinks.statistics import finish, over
 from sinklab.sinks.stream import HeadGeometry, Moments, measure
 from sinklab.sinks.tiles import Workspace, working_dtype
 
@@ -116,7 +116,7 @@ class StatisticsReader(Reader):
                 alike.setdefault(norms.shape, []).append(position)
         for positions in alike.values():
             norms = torch.stack([self._token_norms[layers[position]] for position in positions], 1).double()  # [B L N]
-            relative = norms / norms.median(-1, keepdim=True).values.clamp_min(1e-12)
+            relative = over(norms, norms.median(-1, keepdim=True).values)
             own = sink[:, positions]
             ratios[:, positions] = relative.gather(-1, own.clamp(min=0)).masked_fill(own < 0, torch.nan)
         return ratios

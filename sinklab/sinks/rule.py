@@ -20,7 +20,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from fractions import Fraction
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import InputError, NotFoundError
@@ -54,6 +56,8 @@ class SinkRule:
     def __post_init__(self) -> None:
         if self.name not in RULES:
             raise NotFoundError(f"There is no sink rule {self.name!r}; the rules are {', '.join(RULES)}.")
+        for name in ("attention", "fraction", "epsilon", "threshold"):
+            object.__setattr__(self, name, plain_number(getattr(self, name), f"The {name} of a sink rule"))
         for number, low, high, label, wanted in (
             (self.attention, 0.5, 1.0, "attention threshold", "from 0.5 to 1"),
             (self.fraction, math.ulp(0.0), 1.0, "fraction of routed queries", "above 0 and at most 1"),
@@ -77,6 +81,15 @@ class SinkRule:
     def mass(cls, threshold: float = 0.3) -> SinkRule:
         """The mean attention on s is at least `threshold` (language models: Gu et al. 2025)."""
         return cls(name="mass", threshold=threshold)
+
+    @classmethod
+    def named(cls, rule: str | SinkRule) -> SinkRule:
+        """The rule of that name with its default thresholds; a rule is handed back as it is."""
+        if isinstance(rule, SinkRule):
+            return rule
+        if not isinstance(rule, str):
+            raise InputError(f"A rule is a SinkRule or one of {', '.join(RULES)}, not {rule!r}.")
+        return cls(name=rule)
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> SinkRule:
@@ -131,6 +144,13 @@ class SinkRule:
 def table_rules() -> list[SinkRule]:
     """The rules of the paper's Table 15: relaxed, then strict at ε = .5, .3, .2, .1."""
     return [SinkRule.relaxed(), *(SinkRule.strict(epsilon) for epsilon in (0.5, 0.3, 0.2, 0.1))]
+
+
+def plain_number(value: Any, what: str) -> float:
+    """A threshold as a float; raises InputError for what is no number. Of float32's .9 the 0.9 that it prints as."""
+    if isinstance(value, bool) or not isinstance(value, (Real, Decimal)):
+        raise InputError(f"{what} is a number, not {value!r}.")
+    return float(value) if isinstance(value, (int, float, Fraction, Decimal)) else float(str(value))
 
 
 def require_columns(heads: pd.DataFrame, columns: Iterable[str], reader: str) -> None:

@@ -116,7 +116,8 @@ def scan(
     size = [min(options.batch_size, len(images) - number * options.batch_size) for number in every]
     total = sum(size)
     finished = total - sum(n for number, n in zip(every, size, strict=True) if number in set(todo))
-    reader = StatisticsReader(model.sites, attention=options.rule.attention, device=model.device, fast=options.fast)
+    chosen = [site for site in model.sites if options.layers is None or site.layer in options.layers]
+    reader = StatisticsReader(chosen, attention=options.rule.attention, device=model.device, fast=options.fast)
     attend = reader.attend if options.fast else None
     started, busy, seen = perf_counter(), 0.0, 0
     if progress is not None:

@@ -30,6 +30,16 @@ def _stack(moments: Sequence[Moments], name: str) -> Tensor:
     return torch.stack([getattr(m, name) for m in moments])
 
 
+def over(size: Tensor, typical: Tensor) -> Tensor:
+    """size / typical in float64, whatever the scale of both; where typical is exactly 0, it is taken for 1e-12.
+
+    sinks.md clamps every such mean at 1e-12: a head whose values are all that small would then be called a NOP for its
+    scale. What fp32 cannot hold is cut off at its largest number.
+    """
+    ratio = size / torch.where(typical == 0, 1e-12, typical)
+    return ratio.clamp(max=torch.finfo(torch.float32).max)
+
+
 def _against_others(norms: Tensor, sink: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
     """norm_s, and norm_s over the mean norm of the other keys that some counted query sees; norms [M B H N]."""
     norms = norms.double()
@@ -38,14 +48,14 @@ def _against_others(norms: Tensor, sink: Tensor, seen: Tensor | None) -> tuple[T
         total, number = norms.sum(-1), torch.full_like(own, norms.shape[-1])
     else:
         total, number = (norms * (seen > 0)).sum(-1), (seen > 0).sum(-1).double()
-    return own, own / ((total - own) / (number - 1)).clamp_min(1e-12)
+    return own, over(own, (total - own) / (number - 1))
 
 
 def _ranks(moments: Sequence[Moments]) -> Tensor:
     """Stable ranks of z and of U, [M B 2 H]; a zero matrix has none: NaN."""
     grams = _stack(moments, "grams")  # [M B 2 H D D]
     trace = grams.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=torch.float64)
-    return trace / largest_eigenvalue(grams.flatten(0, -3)).view_as(trace)
+    return (trace / largest_eigenvalue(grams.flatten(0, -3)).view_as(trace)).clamp_min(1.0)  # but for rounding
 
 
 def _routing(paid: Tensor, attention: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,7 +103,8 @@ def finish(moments: Sequence[Moments], *, attention: float = 0.5) -> dict[str, T
             "stable_rank_head": ranks[:, :, 0],
         }
         # ‖v_j‖ is finite exactly when v_j is; hidden tokens count too
-        sums = [*numbers.values(), value["value_norms"].sum(-1) + value["projected_norms"].sum(-1)]
+        norms = (value[name].sum(-1, dtype=torch.float64) for name in ("value_norms", "projected_norms"))
+        sums = [*numbers.values(), *norms]
         if moments[0].check is not None:
             sums.append(_stack(moments, "check"))
         finite = torch.isfinite(torch.stack(sums).sum(0)) & (queries > 0)  # [M B H]

@@ -22,6 +22,7 @@ import torch
 from sinklab.hooks.change import hidden_by
 from sinklab.sinks.careful import careful_pass, careful_rows, hides
 from sinklab.sinks.cuda import rows_on_device
+from sinklab.sinks.projections import project
 from sinklab.sinks.spectrum import head_factor
 from sinklab.sinks.tiles import LOG2_E, TILE_ROWS, Rows, Tiling, Workspace, quick_pass, working_dtype
 
@@ -60,7 +61,7 @@ class Moments:
     projected_norms: Tensor  # [B H N] ‖v_j L‖, before the geometry's scale
     seen: Tensor | None  # [B H N] how many counted queries see each key; None if all see all
     update: Tensor  # [B H] Σ_i ‖z_i L‖ over counted queries
-    grams: Tensor  # [B 2 H D D] of z and of z L, counted queries
+    grams: Tensor  # [B 2 H D D] of z and of z L, counted queries, each head's up to a factor
     scale: Tensor  # [H]
     check: Tensor | None  # [B H] finite exactly if q and k are; None where a NaN or Inf in them reaches the entropy
 
@@ -126,31 +127,6 @@ def _paid(call: AttentionCall, rows: Rows, sink: Tensor) -> Tensor:
     return paid if rows.counted is None else paid.masked_fill_(~rows.counted | hidden_by(call, column), math.inf)
 
 
-def _projections(
-    call: AttentionCall, z: Tensor, geometry: HeadGeometry, counted: Tensor | None, tiling: Tiling
-) -> tuple[Tensor, Tensor, Tensor]:
-    """‖v_j L‖ [B H N], Σ_i ‖z_i L‖ [B H], and the Gram matrices of z and of z L [B 2 H D D]."""
-    (batch, heads, queries, dim), keys = z.shape, call.v.shape[2]
-    work, factor, grouped = working_dtype(z.dtype), geometry.factor, call.v.shape[1] != heads
-    norms = torch.empty(batch, heads, keys + queries, dtype=work, device=z.device)
-    grams = torch.empty(batch, 2, heads, dim, dim, dtype=work, device=z.device)
-    space = tiling.projections(keys + queries, dim)
-    for image in range(batch):
-        v, own = call.v[image].to(work), z[image].to(work)
-        v = v[call.kv_head] if grouped else v
-        if counted is not None:
-            own = own * counted[image, :, :, None]
-        for first in range(0, heads, len(space)):
-            some = slice(first, min(first + len(space), heads))
-            projected = space[: some.stop - first]
-            torch.bmm(v[some], factor[some], out=projected[:, :keys])
-            torch.bmm(own[some], factor[some], out=projected[:, keys:])
-            torch.linalg.vector_norm(projected, dim=-1, out=norms[image, some])
-        torch.bmm(own.transpose(1, 2), own, out=grams[image, 0])
-        torch.bmm(torch.bmm(factor.transpose(1, 2), grams[image, 0]), factor, out=grams[image, 1])
-    return norms[..., :keys], norms[..., keys:].sum(-1, dtype=torch.float64), grams
-
-
 def measure(
     call: AttentionCall, geometry: HeadGeometry, *, compute_z: bool = False, space: Workspace | None = None
 ) -> tuple[Moments, Tensor]:
@@ -173,19 +149,18 @@ def measure(
         assert z is not None, "the call has not run, and its z was not asked for"
         inflow = _inflow(rows)
         sink = inflow.max(-1).indices
-        norms = torch.linalg.vector_norm(call.v, dim=-1, dtype=tiling.space.dtype)
-        projected_norms, update, grams = _projections(call, z, geometry, rows.counted, tiling)
+        found = project(call, z, geometry.factor, rows.counted, tiling)
         return Moments(
             inflow=inflow,
             sink=sink,
             paid=_paid(call, rows, sink),
             entropy=rows.entropy,
             counted=None if rows.counted is None else rows.counted.sum(-1),
-            value_norms=norms if norms.shape[1] == sink.shape[1] else norms[:, call.kv_head],
-            projected_norms=projected_norms,
+            value_norms=found.value_norms,
+            projected_norms=found.projected_norms,
             seen=rows.seen,
-            update=update,
-            grams=grams,
+            update=found.update,
+            grams=found.grams,
             scale=geometry.scale,
             check=None if rows.counted is None else _check(call),
         ), z

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from typing import Any
 
@@ -136,3 +137,17 @@ def test_wrongly_declared_heads_are_refused() -> None:
     manager = HookManager(handle, Watch())
     with pytest.raises(InputError, match="declares 2 heads"), torch.inference_mode(), manager:
         model(pixels("timm dinov2"))
+
+
+def test_a_model_that_gives_nan_alone_proves_nothing_and_claims_no_error_of_zero() -> None:
+    """Nothing can be compared, and that is said; a model of which one head is NaN is compared in the others."""
+    model: Any = fresh("timm dinov2")
+    with torch.no_grad():
+        model.blocks[1].attn.qkv.weight[0, 0] = torch.nan
+    one_head = prove(model, pixels("timm dinov2"))
+    assert [proof.compared for proof in one_head] == [True, True]
+    with torch.no_grad():
+        model.patch_embed.proj.weight.fill_(torch.nan)
+    for proof in prove(model, pixels("timm dinov2")):
+        assert not proof.compared and "nothing compared" in proof.note
+        assert all(math.isnan(error) for error in (proof.difference, proof.row_sums, proof.kernel, proof.update or 0))

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from sinklab.errors import InputError
 from sinklab.hooks.manager import HookManager, Reader
 from sinklab.hooks.proof import prove
-from sinklab.hooks.seam import AttentionCall, read_call, stand_in, standing_in
+from sinklab.hooks.seam import AttentionCall, read_call
 from sinklab.hooks.site import Site
+from sinklab.hooks.stand_in import stand_in, standing_in
 
 B, H, N, D = 2, 4, 9, 8
 
@@ -207,3 +208,19 @@ def test_attending_in_place_of_the_kernel_changes_the_output_as_the_z_it_returns
 def test_an_unbatched_call_is_refused_with_its_shape() -> None:
     with pytest.raises(InputError, match=r"shape \(4, 9, 8\)"):
         calling(draw(H, N, D), draw(H, N, D), draw(H, N, D))
+
+
+def test_a_call_is_told_in_one_line_of_shapes() -> None:
+    q, v = torch.zeros(2, 4, 5, 8), torch.zeros(2, 2, 5, 8)
+    call = AttentionCall(q=q, k=v, v=v, mask=None, is_causal=True, scale=0.125, grouped=True)
+    assert repr(call) == (
+        "AttentionCall(q=[2, 4, 5, 8], k=[2, 2, 5, 8], v=[2, 2, 5, 8], mask=None, z=None, scale=0.125, is_causal, "
+        "float32 on cpu)"
+    )
+
+
+def test_a_pattern_carries_gradients_where_q_does() -> None:
+    q = torch.randn(1, 1, 3, 4, requires_grad=True)
+    call = AttentionCall(q=q, k=q, v=q, mask=None, is_causal=False, scale=0.5, grouped=False)
+    assert call.pattern().dtype == torch.float64 and call.pattern().requires_grad
+    assert call.pattern(slice(1, 2), dtype=torch.float32).shape == (1, 1, 1, 3)

@@ -211,7 +211,7 @@ def test_an_openclip_file_loads_through_timms_converter_at_its_own_grid(tmp_path
     [
         ({"embed_dim": 96}, "other shape"),
         ({"depth": 3}, r"missing +12"),
-        ({"patch_size": 8}, r"patch_embed\.proj\.weight \(model \[48, 3, 8, 8\], file \[48, 3, 16, 16\]\)"),
+        ({"patch_size": 8}, r"patch_embed\.proj\.weight: model \[48, 3, 8, 8\], file \[48, 3, 16, 16\]"),
     ],
 )
 def test_the_wrong_checkpoint_is_reported_and_not_loaded(tmp_path: Path, change: dict[str, int], said: str) -> None:

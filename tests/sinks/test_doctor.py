@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import families
 import pytest
 import torch
@@ -47,3 +49,40 @@ def test_the_model_is_left_as_it_was() -> None:
     examined("timm beit", module=module)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert next(module.parameters()).dtype == torch.float32
+
+
+def test_the_verdict_counts_the_sites_that_agree_and_names_the_limit() -> None:
+    assert examined("timm dinov2").verdict().startswith(f"All {families.LAYERS} sites agree (largest error ")
+    assert (
+        "limit 1e-04)." in examined("timm dinov2").verdict()
+        and "limit 8e-02" in examined("timm dinov2", "bfloat16").verdict()
+    )
+
+
+def test_a_model_of_nan_alone_gets_no_good_verdict_and_no_error_of_zero() -> None:
+    module = families.fresh("timm dinov2")
+    with torch.no_grad():
+        module.patch_embed.proj.weight.fill_(torch.nan)  # type: ignore[union-attr,operator]
+    found = examined("timm dinov2", module=module)
+    assert found.verdict() == f"Nothing could be compared: no site of {families.LAYERS} gives a finite number."
+    assert found.drifts and all(math.isnan(drift.worst) for drift in found.drifts)
+    assert found.not_finite == found.heads
+
+
+def test_what_is_not_finite_is_in_the_verdict() -> None:
+    module = families.fresh("timm dinov2")
+    with torch.no_grad():
+        module.blocks[1].attn.qkv.weight[0, 0] = torch.nan  # type: ignore[union-attr,index]
+    assert "1 of 8 heads are not finite" in examined("timm dinov2", module=module).verdict()
+
+
+def test_blocks_of_different_head_counts_are_examined_together() -> None:
+    import timm
+
+    torch.manual_seed(0)
+    shape = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_classes": 0}
+    module, other = (timm.create_model("vit_tiny_patch16_224", num_heads=heads, **shape).eval() for heads in (2, 4))
+    module.blocks[1] = other.blocks[1]
+    found = examined("timm dinov2", module=module)
+    assert found.heads == 6 and max(drift.worst for drift in found.drifts) < 1e-4
+    assert all(drift.head < (2, 4)[drift.layer] for drift in found.drifts)

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from sinklab.hooks.seam import AttentionCall
+from sinklab.sinks.projections import project
 from sinklab.sinks.statistics import attention_statistics, finish
 from sinklab.sinks.stream import HeadGeometry, measure
+from sinklab.sinks.tiles import Workspace
 
 B, H, N, D, C = 2, 3, 24, 6, 18
 EVERY = [*reference.FLOATS]
@@ -197,3 +199,80 @@ def test_z_computed_in_the_same_pass_is_the_kernels() -> None:
 def test_measuring_keeps_no_graph() -> None:
     call = call_of(*(draw(1, H, N, D, seed=i).requires_grad_() for i in range(3)))
     assert not any(values.requires_grad for values in statistics(call).values())
+
+
+@pytest.mark.parametrize("factor", [1e-10, 1e-13, 1e-21, 1e-30, 1e18, 1e20, 1e30])
+@pytest.mark.parametrize("fused", [True, False], ids=["z of the kernel", "z computed"])
+def test_the_scale_of_the_values_changes_no_ratio_and_no_rank(factor: float, fused: bool) -> None:
+    """Dead heads are heads: neither the squares of fp32 nor a clamp may decide what they compute."""
+    call = given()
+    before = statistics(call)
+    scaled = call_of(call.q, call.k, call.v * factor)
+    after, _ = attention_statistics(scaled, geometry(), compute_z=not fused)
+    assert after["finite"].all()
+    equal(before, after, "value_ratio_head", "value_ratio_out", "stable_rank", "rank1_energy", "stable_rank_head")
+    for name in ("value_norm_head", "update_norm"):
+        torch.testing.assert_close(after[name], before[name] * factor, rtol=2e-5, atol=0)
+
+
+def test_one_dead_head_among_others_is_measured_like_them_and_changes_none() -> None:
+    call = given()
+    alone = statistics(call)
+    v = call.v.clone()
+    v[1, 2] *= 2.0**-90
+    after = statistics(call_of(call.q, call.k, v))
+    for name in ("value_ratio_head", "value_ratio_out", "stable_rank", "stable_rank_head"):
+        torch.testing.assert_close(after[name], alone[name], rtol=2e-5, atol=0)
+        others = torch.ones(B, H, dtype=torch.bool)
+        others[1, 2] = False
+        assert torch.equal(after[name][others], alone[name][others])
+
+
+def test_a_power_of_two_changes_no_bit_of_a_ratio() -> None:
+    call = given()
+    before, after = statistics(call), statistics(call_of(call.q, call.k, call.v * 2.0**-60))
+    for name in ("value_ratio_head", "value_ratio_out", "stable_rank", "stable_rank_head"):
+        assert torch.equal(before[name], after[name]), name
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_no_stable_rank_lies_below_one(scale: float) -> None:
+    q, k = draw(8, H, N, D), torch.zeros(8, H, N, D)
+    v = scale * draw(8, H, 1, D, seed=3).expand(-1, -1, N, -1)  # every update is the same: rank one, but for rounding
+    found = statistics(call_of(q, k, v))
+    assert float(found["stable_rank"].min()) >= 1 and float(found["stable_rank_head"].min()) >= 1
+    assert float(found["rank1_energy"].max()) <= 1
+
+
+def test_where_the_other_values_are_exactly_zero_the_ratio_is_a_large_number_and_not_a_nan() -> None:
+    q = torch.zeros(1, H, N, D)
+    v = torch.zeros(1, H, N, D)
+    v[:, :, 0] = 1.0
+    found = statistics(call_of(q, q, v))
+    assert found["finite"].all() and (found["value_ratio_head"] > 1e11).all()
+
+
+def test_heads_brought_to_size_unasked_are_measured_to_the_bit_as_those_that_need_not() -> None:
+    """What a GPU does for every head is done on a CPU for those out of range: neither changes a bit of the others."""
+    call = given()
+    v = call.v.clone()
+    v[0, 1] *= 1e-25
+    call = call_of(call.q, call.k, v)
+    tiling = Workspace().tiling(call, want_z=False)
+    assert call.z is not None
+    asked, unasked = (project(call, call.z, geometry().factor, None, tiling, unasked=how) for how in (False, True))
+    for name in ("value_norms", "projected_norms", "update"):
+        assert torch.equal(getattr(asked, name), getattr(unasked, name)), name
+    ranks = [
+        g.diagonal(dim1=-2, dim2=-1).sum(-1) / torch.linalg.matrix_norm(g, 2) for g in (asked.grams, unasked.grams)
+    ]
+    torch.testing.assert_close(*ranks, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("exponent", [-300, -120, 0, 120, 300])
+def test_a_float64_model_may_have_any_scale(exponent: int) -> None:
+    q, k, v = (draw(B, H, N, D, seed=seed).double() for seed in (0, 1, 2))
+    own = HeadGeometry.of(draw(H, C, D, seed=9), dtype=torch.float64)
+    before, after = (statistics(call_of(q, k, v * 10.0**power), own) for power in (0, exponent))
+    for name in ("value_ratio_head", "value_ratio_out", "stable_rank"):
+        torch.testing.assert_close(after[name], before[name], rtol=1e-9, atol=0)
