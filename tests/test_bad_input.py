@@ -171,7 +171,7 @@ def test_a_run_that_exists_is_left_alone(model: Path, pictures: Path, run: Path)
     other = in_process("diagnose", model, pictures, "-o", run, "--resume", "--dtype", "bfloat16", *SIZE)
     assert_refused(other, "--dtype float32 → bfloat16")
     twin = write_checkpoint(run.parent / "twin", tiny_state(seed=1))  # the same architecture, other weights
-    assert_refused(in_process("diagnose", twin, pictures, "-o", run, "--resume", *SIZE), "model.sha256")
+    assert_refused(in_process("diagnose", twin, pictures, "-o", run, "--resume", *SIZE), "the model's weights")
     fewer = in_process("diagnose", model, pictures / "001.png", "-o", run, "--resume", *SIZE)
     assert_refused(fewer, "images", "cannot be resumed")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sinklab.data.images import ImageTransform
@@ -77,11 +77,11 @@ class ScanOptions:
 
     def settings(self, model: Model, images: ImageList, device: str) -> dict[str, Any]:
         """Everything that the head table depends on, for the run's fingerprint."""
-        provenance = model.provenance
-        identity = {"architecture": provenance.architecture, "parameters": provenance.parameters}
+        from sinklab.sinks.identity import model_identity
+
         return {
-            "model": {**identity, "sha256": provenance.sha256 or weights_digest(model)},
-            "images": {"sha256": images.sha256, "count": len(images)},
+            "model": {**model_identity(model), "preprocessing": asdict(self.transform(model))},
+            "images": {"list": images.sha256, "count": len(images)},
             "options": {
                 "size": self.size,
                 "batch_size": self.batch_size,
@@ -94,14 +94,3 @@ class ScanOptions:
                 "seed": self.seed,
             },
         }
-
-
-def weights_digest(model: Model) -> str:
-    """A hash of the weights of a model that came from no file: shapes, and sums in float64, of every tensor."""
-    import hashlib
-
-    digest = hashlib.sha256()
-    for name, tensor in model.module.state_dict().items():
-        total = tensor.double().sum().item(), tensor.double().abs().sum().item()
-        digest.update(f"{name} {tuple(tensor.shape)} {total!r}\n".encode())
-    return digest.hexdigest()
