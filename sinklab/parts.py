@@ -7,17 +7,17 @@ parts themselves, and there is no second record that could disagree.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sinklab.atomic import WriteError, atomically
 from sinklab.errors import InputError
+from sinklab.sealed import DamagedTable, read_about, read_sealed, write_sealed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +27,6 @@ KEYS = ("image_index", "layer", "head")
 """What a row of the head table is found by, and sorted by."""
 
 PART = re.compile(r"part-(\d+)-(\d+)\.parquet")
-METADATA = b"sinklab"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,15 +89,12 @@ class PartWriter:
         if not self._batches:
             return
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         schema = self._schema if self._schema is not None else pa.schema([])
         table = pa.concat_tables(self._tables, promote_options="default") if self._tables else schema.empty_table()
         about = {"fingerprint": self._fingerprint, "batches": self._batches, "skipped": self._skipped}
-        kept = {key: value for key, value in (table.schema.metadata or {}).items() if key != METADATA}
-        table = table.replace_schema_metadata({**kept, METADATA: json.dumps(about).encode()})
         with atomically(self.folder / f"part-{self.rank:03d}-{self._sequence:05d}.parquet") as stream:
-            pq.write_table(table, stream, compression="zstd")
+            write_sealed(table, stream, about)
         self._sequence += 1
         self._forget()
 
@@ -161,10 +157,9 @@ def read_rows(parts: Sequence[Part], columns: Sequence[str] | None = None, *, by
     """The rows of all parts, sorted by the keys as far as they are among the columns; text as pandas strings."""
     import pandas as pd
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     wanted = None if columns is None else list(dict.fromkeys([*by, *columns]))
-    tables = [pq.read_table(part.path, columns=wanted).replace_schema_metadata(None) for part in parts]
+    tables = [_table(part.path, wanted) for part in parts]
     tables = [table for table in tables if table.num_columns]
     if not tables:
         return pd.DataFrame()
@@ -178,20 +173,31 @@ def read_rows(parts: Sequence[Part], columns: Sequence[str] | None = None, *, by
     return frame if columns is None else frame[list(columns)]
 
 
-def _read_part(path: Path) -> Part:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def _table(path: Path, columns: Sequence[str] | None) -> pa.Table:
+    """A part's rows. Raises InputError, naming the file, for one that is not what was written."""
     try:
-        about: dict[str, Any] = json.loads((pq.read_schema(path).metadata or {})[METADATA])
+        return read_sealed(path, columns)
+    except DamagedTable as error:
+        raise _not_whole(path, error.reason) from error
+
+
+def _read_part(path: Path) -> Part:
+    try:
+        about = read_about(path)
         return Part(
             path=path,
             fingerprint=about["fingerprint"],
             batches=tuple(about["batches"]),
             skipped=tuple((batch, image, reason) for batch, image, reason in about["skipped"]),
         )
-    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
-        raise InputError(
-            f"{path} is not a whole part of a sinklab run ({type(error).__name__}): move it away and run again with "
-            "--resume; the batches that it held are computed again."
-        ) from error
+    except DamagedTable as error:
+        raise _not_whole(path, error.reason) from error
+    except (KeyError, ValueError, TypeError) as error:
+        raise _not_whole(path, type(error).__name__) from error
+
+
+def _not_whole(path: Path, reason: str) -> InputError:
+    return InputError(
+        f"{path} is not a whole part of a sinklab run ({reason}): move it away and run again with "
+        "--resume; the batches that it held are computed again."
+    )

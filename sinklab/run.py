@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.atomic import FolderLock, WriteError, atomically, is_leftover, remove_temporaries, write_error
 from sinklab.errors import InputError, NotFoundError
 from sinklab.parts import Part, PartWriter, part_paths, read_parts, read_rows, to_arrow
+from sinklab.sealed import read_sealed, write_sealed
 from sinklab.settings import differences, fingerprint, library_versions, plain, utc_now
 
 if TYPE_CHECKING:
@@ -145,10 +146,8 @@ class Run:
             raise InputError(f"A table is saved as .parquet or .csv, not as {name}.")
         if path.suffix == ".csv":
             return self.write_text(name, frame.to_csv(index=False, lineterminator="\n"))
-        import pyarrow.parquet as pq
-
         with atomically(path) as stream:
-            pq.write_table(to_arrow(frame, schema), stream, compression="zstd")
+            write_sealed(to_arrow(frame, schema), stream)
         return path
 
     def part_writer(
@@ -215,7 +214,7 @@ class Run:
         import pandas as pd
 
         path = self._existing(name)
-        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+        return read_sealed(path).to_pandas() if path.suffix == ".parquet" else pd.read_csv(path)
 
     def _existing(self, name: str) -> Path:
         path = self._inside(name)

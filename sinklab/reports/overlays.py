@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.reports.palette import CLASS_NAME, HEAT_RAMP, blend, rgb
 from sinklab.reports.sections import prefix_names
 from sinklab.reports.wording import fixed
+from sinklab.sealed import read_sealed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,13 +87,11 @@ class HeadExamples:
 
 def read_overlays(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]] | None:
     """The attention columns and {"pictures", "grid", "prefix_tokens"} of a run folder, or None if it has none."""
-    import pandas as pd
-
     columns, pictures = folder / "overlays/columns.parquet", folder / "overlays/pictures.json"
     if not columns.is_file() or not pictures.is_file():
         return None
     listed = json.loads(pictures.read_text(encoding="utf-8"))
-    table = pd.read_parquet(columns).astype({"attention": "float64"})
+    table = read_sealed(columns).to_pandas().astype({"attention": "float64"})
     return (table, listed) if len(table) else None
 
 
