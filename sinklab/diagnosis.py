@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,12 +51,15 @@ class Diagnosis(Run):
 
 def open_run(path: str | Path) -> Diagnosis:
     """A finished run, to be read. NotFoundError for a folder that is not one, InputError for an unfinished one."""
+    from sinklab.sinks.resume import require_whole
+
     run = Diagnosis.open(path)
     assert isinstance(run, Diagnosis)
     if run.config.get("status") != "complete":
         raise InputError(
             f"The run {path} is not complete (status: {run.config.get('status')}): go on with --resume first."
         )
+    require_whole(run)
     return run
 
 
@@ -142,6 +145,7 @@ def _diagnose(
     progress: Progress | None,
 ) -> Diagnosis:
     from sinklab.sinks.findings import write_findings
+    from sinklab.sinks.resume import go_on
     from sinklab.sinks.scan import check_input, first_readable, prove_attachment, scan
 
     if options.layers is not None:
@@ -154,7 +158,7 @@ def _diagnose(
     notes = check_input(model, transform)
     prove_attachment(model, first_readable(images, transform, strict=options.strict_images), options)
     settings = options.settings(model, images, model.device.type)
-    run = _open(output, settings, own, overwrite=overwrite, resume=resume)
+    run = _open(output, settings, own, overwrite, resume, lambda run: go_on(run, images, transform, options))
     with run, _how_to_go_on(run):
         if own.first:
             for note in (*images.notes, *notes):
@@ -199,14 +203,20 @@ def _how_to_go_on(run: Run) -> Iterator[None]:
         raise
 
 
-def _open(output: Path, settings: dict[str, Any], own: Ranks, *, overwrite: bool, resume: bool) -> Diagnosis:
-    """Rank 0 creates, the others join; a refusal reaches them all as the same sentence."""
+def _open(
+    output: Path, settings: dict[str, Any], own: Ranks, overwrite: bool, resume: bool, go_on: Callable[[Run], None]
+) -> Diagnosis:
+    """Rank 0 creates, or takes an earlier run up again; the others join; a refusal reaches them all as one sentence."""
     run, problem, refusal = None, None, None
     if own.first:
         try:
             run = Diagnosis.create(output, settings=settings, overwrite=overwrite, resume=resume)
+            if run.resumed:
+                go_on(run)
         except (InputError, NotFoundError, OSError) as error:
             problem, refusal = str(error), error
+            if run is not None:
+                run.close()
     said = own.agree(problem)
     if refusal is not None:
         raise refusal

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sinklab.atomic import WriteError, atomically
+from sinklab.atomic import WriteError, atomically, write_error
 from sinklab.errors import InputError
 from sinklab.sealed import DamagedTable, read_about, read_sealed, write_sealed
 
@@ -39,6 +39,8 @@ class Part:
     batches: tuple[int, ...]
     skipped: tuple[tuple[int, str, str], ...]
     """(batch, image, reason)."""
+    images: tuple[tuple[int, str], ...] = ()
+    """(image_index, digest of the bytes that were measured), where the writer was told them."""
 
 
 class PartWriter:
@@ -70,16 +72,23 @@ class PartWriter:
         self._sequence = max((int(match[2]) for match in named if int(match[1]) == rank), default=-1) + 1
         self._forget()
 
-    def add(self, batch: int, frame: pd.DataFrame | None, skipped: Sequence[tuple[str, str]] = ()) -> None:
+    def add(
+        self,
+        batch: int,
+        frame: pd.DataFrame | None,
+        skipped: Sequence[tuple[str, str]] = (),
+        images: Iterable[tuple[int, str]] = (),
+    ) -> None:
         """The rows of one finished batch (None or an empty frame if there are none) and its (image, reason) pairs.
 
-        Raises WriteError when a part was due and could not be written.
+        `images` are (image_index, digest of its bytes) of those measured. Raises WriteError when a part was due and could not be written.
         """
         assert batch not in self._batches, f"batch {batch} was added twice"
         if frame is not None and len(frame.columns):
             self._tables.append(to_arrow(frame, self._schema))
         self._batches.append(batch)
         self._skipped += [(batch, image, reason) for image, reason in skipped]
+        self._images += images
         due = time.monotonic() - self._since >= self._every_seconds
         if due or len(self._batches) >= self._every_batches:
             self.flush()
@@ -93,6 +102,7 @@ class PartWriter:
         schema = self._schema if self._schema is not None else pa.schema([])
         table = pa.concat_tables(self._tables, promote_options="default") if self._tables else schema.empty_table()
         about = {"fingerprint": self._fingerprint, "batches": self._batches, "skipped": self._skipped}
+        about |= {"images": self._images}
         with atomically(self.folder / f"part-{self.rank:03d}-{self._sequence:05d}.parquet") as stream:
             write_sealed(table, stream, about)
         self._sequence += 1
@@ -102,6 +112,7 @@ class PartWriter:
         self._tables: list[pa.Table] = []
         self._batches: list[int] = []
         self._skipped: list[tuple[int, str, str]] = []
+        self._images: list[tuple[int, str]] = []
         self._since = time.monotonic()
 
     def __enter__(self) -> PartWriter:
@@ -173,6 +184,35 @@ def read_rows(parts: Sequence[Part], columns: Sequence[str] | None = None, *, by
     return frame if columns is None else frame[list(columns)]
 
 
+def forget_batches(part: Part, batches: Collection[int], batch_size: int) -> None:
+    """Write the part again without some of its batches, which then count as not done; whole at any moment.
+
+    Raises InputError for a damaged part, WriteError where the system refuses.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kept = [batch for batch in part.batches if batch not in batches]
+    if not kept:
+        try:
+            part.path.unlink()
+        except OSError as error:
+            raise write_error(part.path, error) from error
+        return
+    table = _table(part.path, None)
+    if table.num_columns:
+        number = pc.divide(table["image_index"], batch_size)
+        table = table.filter(pc.invert(pc.is_in(number, value_set=pa.array(sorted(batches), number.type))))
+    about = {
+        "fingerprint": part.fingerprint,
+        "batches": kept,
+        "skipped": [entry for entry in part.skipped if entry[0] not in batches],
+        "images": [entry for entry in part.images if entry[0] // batch_size not in batches],
+    }
+    with atomically(part.path) as stream:
+        write_sealed(table, stream, about)
+
+
 def _table(path: Path, columns: Sequence[str] | None) -> pa.Table:
     """A part's rows. Raises InputError, naming the file, for one that is not what was written."""
     try:
@@ -189,6 +229,7 @@ def _read_part(path: Path) -> Part:
             fingerprint=about["fingerprint"],
             batches=tuple(about["batches"]),
             skipped=tuple((batch, image, reason) for batch, image, reason in about["skipped"]),
+            images=tuple((index, digest) for index, digest in about["images"]),
         )
     except DamagedTable as error:
         raise _not_whole(path, error.reason) from error

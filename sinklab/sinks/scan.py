@@ -133,7 +133,7 @@ def scan(
                 hooks.run(as_input(model, batch.pixels))
                 frame = head_rows(batch, *reader.take(), model.tokens, transform)
                 busy += perf_counter() - before
-            parts.add(batch.number, frame, batch.skipped)
+            parts.add(batch.number, frame, batch.skipped, zip(batch.indices, batch.digests, strict=True))
             seen += len(batch.ids)
             finished += len(batch.ids) + len(batch.skipped)
             if progress is not None:

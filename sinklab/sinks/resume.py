@@ -1,0 +1,101 @@
+"""Taking a run up again: what is there must still be true, and what could not be used before is tried once more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sinklab.data.images import UnreadableImage, content_digest, content_of, open_image
+from sinklab.errors import InputError
+from sinklab.parts import forget_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sinklab.data.images import ImageList, ImageRef, ImageTransform
+    from sinklab.run import Run
+    from sinklab.sinks.options import ScanOptions
+
+READERS = 8
+"""Threads that read files: hashing and reading leave Python's lock free."""
+
+
+def go_on(run: Run, images: ImageList, transform: ImageTransform, options: ScanOptions) -> None:
+    """Before the first batch of a resumed run, on rank 0: `check_unchanged`, then `retry_skipped`."""
+    check_unchanged(run, images)
+    retry_skipped(run, images, transform, options)
+
+
+def check_unchanged(run: Run, images: ImageList) -> None:
+    """Raises InputError, naming images, unless every image that was measured still has the bytes that were measured.
+
+    Where the files lie, and their times, do not matter: a run and its images may be moved or copied.
+    """
+    measured = [entry for part in run.parts() for entry in part.images]
+    now = _digests(images[index] for index, _ in measured)
+    changed = [images[index].id for (index, digest), found in zip(measured, now, strict=True) if digest != found]
+    if changed:
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        raise InputError(
+            f"{len(changed)} of the images that the run {run.path} has measured hold other bytes now: "
+            f"{', '.join(sorted(changed)[:3])}{more}. Put the earlier ones back, or measure afresh with --overwrite."
+        )
+
+
+def retry_skipped(run: Run, images: ImageList, transform: ImageTransform, options: ScanOptions) -> None:
+    """Try the images that could not be used; a batch in which that ends otherwise now is forgotten, to be done anew.
+
+    So the table becomes that of a run which finds the images as they are now. Raises UnreadableImage for one that
+    still cannot be used if the images have to be good (`strict_images`).
+    """
+    for part in run.parts():
+        again = set()
+        for batch, name, reason in part.skipped:
+            first = batch * options.batch_size
+            refs = (images[i] for i in range(first, min(first + options.batch_size, len(images))))
+            ref = next((ref for ref in refs if ref.id == name), None)
+            if ref is None or _outcome(ref, transform, options.strict_images) != reason:
+                again.add(batch)
+        if again:
+            forget_batches(part, again, options.batch_size)
+
+
+def require_whole(run: Run) -> None:
+    """Raises InputError if batches of a finished run are gone; a run that does not say its number of images passes."""
+    settings = run.config.get("settings", {})
+    count, size = (
+        settings.get(group, {}).get(name) for group, name in (("images", "count"), ("options", "batch_size"))
+    )
+    if not isinstance(count, int) or not isinstance(size, int) or size < 1:
+        return
+    missing = sorted(set(range(-(-count // size))) - run.done_batches())
+    if missing:
+        lost = sum(min(size, count - batch * size) for batch in missing)
+        raise InputError(
+            f"The run {run.path} is called complete, but its parts lack {lost} of {count} images (the first is number "
+            f"{missing[0] * size} of the list): go on with --resume to measure them again."
+        )
+
+
+def _outcome(ref: ImageRef, transform: ImageTransform, strict: bool) -> str | None:
+    """Why an image cannot be used, or None if it can."""
+    try:
+        transform(open_image(ref), ref.id)
+    except UnreadableImage as error:
+        if strict:
+            raise
+        return error.reason
+    return None
+
+
+def _digests(refs: Iterable[ImageRef]) -> list[str | None]:
+    """`content_digest` of each image, None for one that cannot be read."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def digest(ref: ImageRef) -> str | None:
+        try:
+            return content_digest(content_of(ref))
+        except UnreadableImage:
+            return None
+
+    with ThreadPoolExecutor(READERS) as pool:
+        return list(pool.map(digest, refs))
