@@ -145,7 +145,7 @@ def _diagnose(
     progress: Progress | None,
 ) -> Diagnosis:
     from sinklab.sinks.findings import write_findings
-    from sinklab.sinks.resume import go_on
+    from sinklab.sinks.resume import go_on, require_spared
     from sinklab.sinks.scan import check_input, first_readable, prove_attachment, scan
 
     if options.layers is not None:
@@ -157,6 +157,8 @@ def _diagnose(
     transform = options.transform(model)
     notes = check_input(model, transform)
     prove_attachment(model, first_readable(images, transform, strict=options.strict_images), options)
+    if overwrite:
+        require_spared(images, output)
     settings = options.settings(model, images, model.device.type)
     run = _open(output, settings, own, overwrite, resume, lambda run: go_on(run, images, transform, options))
     with run, _how_to_go_on(run):

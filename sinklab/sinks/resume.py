@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sinklab.data.images import UnreadableImage, content_digest, content_of, open_image
 from sinklab.errors import InputError
 from sinklab.parts import forget_batches
+from sinklab.run import RESULTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,6 +59,18 @@ def retry_skipped(run: Run, images: ImageList, transform: ImageTransform, option
                 again.add(batch)
         if again:
             forget_batches(part, again, options.batch_size)
+
+
+def require_spared(images: ImageList, output: Path) -> None:
+    """Raises InputError if an image is one of the results that overwriting the run in `output` would remove."""
+    folder = output.resolve()
+    for ref in images:
+        path = Path(ref.path)
+        if path.is_relative_to(folder) and path.relative_to(folder).parts[0] in RESULTS:
+            raise InputError(
+                f"The image {ref.id} is a result of the run {output}, which --overwrite removes: choose other images, "
+                "or another folder for the run."
+            )
 
 
 def require_whole(run: Run) -> None:

@@ -171,3 +171,24 @@ def test_a_complete_run_that_lost_a_part_is_not_read_and_goes_on_to_the_same_end
     assert told.returncode == 2 and "--resume" in told.stderr
     assert_same(go(resume=True), whole)
     assert_same(sinklab.open_run(run.path), whole)
+
+
+def test_a_run_inside_the_image_folder_measures_the_same_images_every_time(
+    go: Go, pictures: Path, tmp_path: Path
+) -> None:
+    whole = go("whole")
+    with pytest.raises(Stop):
+        go("pictures/runs/a", progress=stop_after(2))
+    rule = sinklab.SinkRule.mass(0.01)  # so that there are crops of images to be left out
+    assert_same(go("pictures/runs/a", resume=True), whole)
+    again = go("pictures/runs/a", overwrite=True, report=True, rule=rule)
+    pd.testing.assert_frame_equal(again.heads, whole.heads, check_exact=True)
+    assert list(again.path.glob("overlays/*.jpg")) and list(again.path.glob("figures/*.png"))
+    go("pictures/runs/a", resume=True, rule=rule)
+    beside = go("pictures/runs/b")
+    pd.testing.assert_frame_equal(beside.heads, whole.heads, check_exact=True)
+    assert any("sinklab's own runs: runs/a" in note for note in beside.config["images"]["notes"])
+    crop = next(again.path.glob("overlays/*.jpg"))
+    with pytest.raises(InputError, match="is a result of the run .*, which --overwrite removes"):
+        go("pictures/runs/a", crop, overwrite=True)
+    assert crop.exists()
