@@ -182,8 +182,11 @@ def _diagnose(
         own.wait()
         if own.first:
             assert timings is not None
-            write_findings(model, images, transform, run, options)
-            run.update(status="complete", finished=utc_now(), **_after(run, timings, own))
+            gone = write_findings(model, images, transform, run, options)
+            for note in gone:
+                warnings.warn(note, stacklevel=3)
+            notes_now = [*run.config["notes"], *gone]
+            run.update(status="complete", finished=utc_now(), notes=notes_now, **_after(run, timings, own))
             if report:
                 run.report()
         own.wait()

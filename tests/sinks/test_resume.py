@@ -192,3 +192,32 @@ def test_a_run_inside_the_image_folder_measures_the_same_images_every_time(
     with pytest.raises(InputError, match="is a result of the run .*, which --overwrite removes"):
         go("pictures/runs/a", crop, overwrite=True)
     assert crop.exists()
+
+
+def test_images_that_vanish_after_the_scan_are_missing_from_the_photographs_only(
+    go: Go, pictures: Path, tmp_path: Path
+) -> None:
+    rule = sinklab.SinkRule.mass(0.01)
+    whole = go("whole", rule=rule, report=True)
+    shown = {path.name for path in whole.path.glob("overlays/*.jpg")}
+    lost = int(sorted(shown)[0].removeprefix("picture-").removesuffix(".jpg"))
+
+    def vanish(done: int, total: int) -> None:
+        if done == total:
+            (pictures / f"00{lost}.bmp").unlink(missing_ok=True)
+
+    with pytest.warns(UserWarning, match=f"The image 00{lost}.bmp cannot be used: No such file"):
+        run = go(rule=rule, report=True, progress=vanish)
+    assert run.config["status"] == "complete"
+    assert [note for note in run.config["notes"] if f"00{lost}.bmp" in note and "was measured" in note]
+    assert {path.name for path in run.path.glob("overlays/*.jpg")} == shown - {f"picture-{lost}.jpg"}
+    assert_same(run, whole)
+
+    images = sinklab.find_images(tmp_path / "pictures")
+
+    def all_vanish(done: int, total: int) -> None:
+        if done == total:
+            shutil.rmtree(pictures, ignore_errors=True)
+
+    with pytest.warns(UserWarning, match="was measured"):
+        assert go("none", images, rule=rule, report=True, progress=all_vanish).config["status"] == "complete"
