@@ -117,7 +117,7 @@ def diagnose(
         seed=seed,
         rule=rule or SinkRule.relaxed(),
         definition=SinkDefinition.named(definition) if isinstance(definition, str) else definition,
-        layers=None if layers is None else tuple(sorted(set(layers))),
+        layers=None if layers is None else _layers(layers),
         fast=fast,
         strict_images=strict_images,
     )
@@ -130,6 +130,13 @@ def diagnose(
         if device is not None:
             model.module.to(pick_device(device, own.local))
         return _diagnose(model, found, Path(output), options, own, overwrite, resume, report, command, progress)
+
+
+def _layers(layers: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(sorted(set(layers)))
+    except TypeError as error:
+        raise InputError(f"layers are several whole numbers or None, not {layers!r}.") from error
 
 
 def _diagnose(
@@ -146,7 +153,7 @@ def _diagnose(
 ) -> Diagnosis:
     from sinklab.sinks.findings import write_findings
     from sinklab.sinks.resume import go_on, require_spared
-    from sinklab.sinks.scan import check_input, first_readable, prove_attachment, scan
+    from sinklab.sinks.scan import check_input, first_readable, prove_attachment, rehearse, scan
 
     if options.layers is not None:
         unknown = sorted(set(options.layers) - {site.layer for site in model.sites})
@@ -156,7 +163,9 @@ def _diagnose(
             )
     transform = options.transform(model)
     notes = check_input(model, transform)
-    prove_attachment(model, first_readable(images, transform, strict=options.strict_images), options)
+    pixels = first_readable(images, transform, strict=options.strict_images)
+    prove_attachment(model, pixels, options)
+    rehearse(model, pixels, transform, options)
     if overwrite:
         require_spared(images, output)
     settings = options.settings(model, images, model.device.type)

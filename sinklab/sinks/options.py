@@ -42,6 +42,7 @@ class ScanOptions:
     """Stop at the first image that cannot be used, instead of listing it."""
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         if self.dtype not in DTYPES:
             raise InputError(f"--dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}.")
         if self.batch_size < 1:
@@ -54,6 +55,31 @@ class ScanOptions:
             raise InputError(f"--size is a positive number of pixels, not {self.size}.")
         if self.limit is not None and self.limit < 1:
             raise InputError(f"--limit is at least 1, not {self.limit}.")
+        if self.layers is not None and not self.layers:
+            raise InputError("No layers were named: give at least one, or leave layers out for all of them.")
+
+    def _check_kinds(self) -> None:
+        """Raises InputError for a value of the wrong kind: better now than when a folder has been made."""
+        wanted: dict[str, tuple[type | tuple[type, ...], str]] = {
+            "size": ((int, str), "a number of pixels or 'native'"),
+            "batch_size": (int, "a whole number"),
+            "dtype": (str, "a word"),
+            "workers": (int, "a whole number"),
+            "limit": ((int, type(None)), "a whole number or None"),
+            "seed": (int, "a whole number"),
+            "rule": (SinkRule, "a SinkRule"),
+            "definition": (SinkDefinition, "a SinkDefinition or its name"),
+            "layers": ((tuple, type(None)), "several whole numbers or None"),
+            "fast": (bool, "True or False"),
+            "strict_images": (bool, "True or False"),
+        }
+        for name, (kind, words) in wanted.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                raise InputError(f"The option {name} is {words}, not {value!r}.")
+        for layer in self.layers or ():
+            if not isinstance(layer, int) or isinstance(layer, bool):
+                raise InputError(f"A layer is a whole number, not {layer!r}.")
 
     def transform(self, model: Model) -> ImageTransform:
         """The pixels that this model will see. Raises InputError for a size that the model cannot take."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sinklab.data.images import UnreadableImage, batch_numbers, batches, open_image
+from sinklab.data.images import Batch, UnreadableImage, batch_numbers, batches, open_image
 from sinklab.errors import InputError
 from sinklab.hooks.manager import HookManager
 from sinklab.hooks.proof import prove
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
-    from sinklab.data.images import Batch, ImageList, ImageTransform
+    from sinklab.data.images import ImageList, ImageTransform
     from sinklab.handle import Model
     from sinklab.models.tokens import TokenMap
     from sinklab.run import Run
@@ -76,6 +76,19 @@ def prove_attachment(model: Model, pixels: Tensor, options: ScanOptions) -> list
     """Proof of attachment on one image, before anything is written."""
     with precision(options.dtype, model.device):
         return prove(model, as_input(model, pixels))
+
+
+def rehearse(model: Model, pixels: Tensor, transform: ImageTransform, options: ScanOptions) -> None:
+    """One image, pixels [1 3 H W], the whole way to its rows: what a scan would stumble over is known beforehand."""
+    reader = StatisticsReader(model.sites, attention=options.rule.attention, device=model.device, fast=options.fast)
+    attend = reader.attend if options.fast else None
+    with (
+        precision(options.dtype, model.device),
+        HookManager(model, reader, attend=attend, layers=options.layers) as hooks,
+    ):
+        hooks.run(as_input(model, pixels))
+    batch = Batch(number=0, indices=[0], ids=["rehearsal"], pixels=pixels, skipped=[])
+    head_rows(batch, *reader.take(), model.tokens, transform)
 
 
 def as_input(model: Model, pixels: Tensor) -> Tensor:

@@ -198,7 +198,7 @@ def test_images_that_vanish_after_the_scan_are_missing_from_the_photographs_only
     go: Go, pictures: Path, tmp_path: Path
 ) -> None:
     rule = sinklab.SinkRule.mass(0.01)
-    whole = go("whole", rule=rule, report=True)
+    whole = go("whole", rule=rule)
     shown = {path.name for path in whole.path.glob("overlays/*.jpg")}
     lost = int(sorted(shown)[0].removeprefix("picture-").removesuffix(".jpg"))
 
@@ -220,4 +220,4 @@ def test_images_that_vanish_after_the_scan_are_missing_from_the_photographs_only
             shutil.rmtree(pictures, ignore_errors=True)
 
     with pytest.warns(UserWarning, match="was measured"):
-        assert go("none", images, rule=rule, report=True, progress=all_vanish).config["status"] == "complete"
+        assert go("none", images, rule=rule, progress=all_vanish).config["status"] == "complete"
