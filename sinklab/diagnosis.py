@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinklab.device import device_name as device_name
+from sinklab.device import pick_device as pick_device
 from sinklab.errors import InputError, NotFoundError
 from sinklab.run import Run, WriteError, library_versions, utc_now
 
@@ -51,7 +53,7 @@ class Diagnosis(Run):
 
 def open_run(path: str | Path) -> Diagnosis:
     """A finished run, to be read. NotFoundError for a folder that is not one, InputError for an unfinished one."""
-    from sinklab.sinks.resume import require_whole
+    from sinklab.sinks.resume import require_readable, require_whole
 
     run = Diagnosis.open(path)
     assert isinstance(run, Diagnosis)
@@ -60,6 +62,7 @@ def open_run(path: str | Path) -> Diagnosis:
             f"The run {path} is not complete (status: {run.config.get('status')}): go on with --resume first."
         )
     require_whole(run)
+    require_readable(run)
     return run
 
 
@@ -306,40 +309,3 @@ def _after(run: Run, timings: Timings, own: Ranks) -> dict[str, Any]:
             "of": "this session, rank 0" if own.world > 1 or run.resumed else "the whole run",
         },
     }
-
-
-def pick_device(name: str, local_rank: int = 0) -> str:
-    """A torch device from --device; "auto" prefers CUDA, then MPS, then the CPU. InputError if it is not there."""
-    import torch
-
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    kind = name.partition(":")[0]
-    if kind not in ("cpu", "cuda", "mps"):
-        raise InputError(f"--device is auto, cpu, cuda, cuda:N or mps, not {name!r}.")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda was asked for, but torch sees no CUDA device here.")
-    if kind == "mps" and not torch.backends.mps.is_available():
-        raise InputError("--device mps was asked for, but torch sees no MPS device here.")
-    if name == "cuda":
-        return f"cuda:{local_rank}"
-    try:
-        index = torch.device(name).index or 0
-    except RuntimeError as error:
-        raise InputError(f"--device is auto, cpu, cuda, cuda:N or mps, not {name!r}.") from error
-    if kind == "cuda" and index >= torch.cuda.device_count():
-        raise InputError(f"--device {name} does not exist: torch sees {torch.cuda.device_count()} CUDA devices.")
-    return name
-
-
-def device_name(device: Any) -> str:
-    """A device in words, for run.json."""
-    import platform
-
-    import torch
-
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    if device.type == "cpu":
-        return f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"
-    return str(device)

@@ -81,7 +81,8 @@ class PartWriter:
     ) -> None:
         """The rows of one finished batch (None or an empty frame if there are none) and its (image, reason) pairs.
 
-        `images` are (image_index, digest of its bytes) of those measured. Raises WriteError when a part was due and could not be written.
+        `images` are (image_index, digest of its bytes) of those measured. Raises WriteError when a part was due and
+        could not be written.
         """
         assert batch not in self._batches, f"batch {batch} was added twice"
         if frame is not None and len(frame.columns):

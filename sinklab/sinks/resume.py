@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sinklab.config import CONFIG
 from sinklab.data.images import UnreadableImage, content_digest, content_of, open_image
-from sinklab.errors import InputError
+from sinklab.errors import InputError, NotFoundError
 from sinklab.parts import forget_batches
 from sinklab.run import RESULTS
+from sinklab.sinks.classify import SinkDefinition
+from sinklab.sinks.rule import SinkRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from sinklab.run import Run
     from sinklab.sinks.options import ScanOptions
 
+NEEDED = ("model", "images", "definition")
+"""What a finished run's run.json holds, beside its rule, for those who read its tables."""
 READERS = 8
 """Threads that read files: hashing and reading leave Python's lock free."""
 
@@ -75,11 +80,8 @@ def require_spared(images: ImageList, output: Path) -> None:
 
 def require_whole(run: Run) -> None:
     """Raises InputError if batches of a finished run are gone; a run that does not say its number of images passes."""
-    settings = run.config.get("settings", {})
-    count, size = (
-        settings.get(group, {}).get(name) for group, name in (("images", "count"), ("options", "batch_size"))
-    )
-    if not isinstance(count, int) or not isinstance(size, int) or size < 1:
+    count, size = (_setting(run, *path) for path in (("images", "count"), ("options", "batch_size")))
+    if count is None or not size:
         return
     missing = sorted(set(range(-(-count // size))) - run.done_batches())
     if missing:
@@ -88,6 +90,29 @@ def require_whole(run: Run) -> None:
             f"The run {run.path} is called complete, but its parts lack {lost} of {count} images (the first is number "
             f"{missing[0] * size} of the list): go on with --resume to measure them again."
         )
+
+
+def require_readable(run: Run) -> None:
+    """Raises InputError unless run.json names the rule and the definition that its tables were made under."""
+    where, rule = run.path / CONFIG, run.config.get("rule", {})
+    missing = [name for name in SinkRule.__dataclass_fields__ if name not in rule]
+    missing = [f"rule.{name}" for name in missing] + [name for name in NEEDED if name not in run.config]
+    if missing:
+        raise InputError(f"{where} is damaged: it lacks {', '.join(missing)}.")
+    try:
+        SinkRule.from_dict(rule)
+        SinkDefinition.named(run.config["definition"])
+    except TypeError as error:
+        raise InputError(f"{where} is damaged: a threshold of its rule is no number.") from error
+    except (InputError, NotFoundError) as error:
+        raise InputError(f"{where} is damaged: {error}") from error
+
+
+def _setting(run: Run, group: str, name: str) -> int | None:
+    """A whole number among the run's settings, or None."""
+    own = run.config.get("settings", {}).get(group)
+    value = own.get(name) if isinstance(own, dict) else None
+    return value if isinstance(value, int) else None
 
 
 def _outcome(ref: ImageRef, transform: ImageTransform, strict: bool) -> str | None:
