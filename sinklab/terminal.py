@@ -13,20 +13,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from sinklab.errors import printable
+
 PLAIN_EVERY = 10.0  # seconds between lines in a pipe
+FIRST_RANK_SPEAKS = 10.0
+"""Seconds that a rank above 0 waits with an error. If the first rank has it too, it has said so by then, and torchrun
+has ended this one; if this rank alone has it, somebody must speak."""
 
 
 def say(words: str) -> None:
-    """A note on standard error, from rank 0 only."""
+    """A note on standard error, from rank 0 only; nothing in it steers the terminal, but lines may end."""
     if os.environ.get("RANK", "0") == "0":
-        print(words, file=sys.stderr, flush=True)
+        print(printable(words, keep="\n"), file=sys.stderr, flush=True)
 
 
 def warnings_as_lines() -> None:
     """Warnings as one line each, without the source line of whoever issued them."""
 
     def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-        say(f"sinklab: warning: {message}")
+        say(f"sinklab: warning: {printable(str(message))}")
 
     warnings.showwarning = show
 
@@ -107,15 +112,15 @@ def progress() -> Any:
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on standard output: drawn and folded on a terminal, tab-separated in a pipe."""
     if not sys.stdout.isatty():
-        print("\t".join(columns))
-        for row in rows:
-            print("\t".join(row))
+        for row in (columns, *rows):
+            print("\t".join(printable(cell) for cell in row))
         return
 
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    rows = [[printable(cell, keep="\n") for cell in row] for row in rows]
     console = Console(highlight=False)
     widest = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
     if len(columns) > 3 and sum(widest) + len(columns) > console.width:  # a grid of folded numbers cannot be read
@@ -149,7 +154,10 @@ def errors_as_sentences(how_to_go_on: Callable[[], str] = str) -> Iterator[None]
         sentence = _sentence(error)
         if sentence is None:
             raise
-        print("sinklab:", sentence, *getattr(error, "__notes__", ()), file=sys.stderr, flush=True)
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(FIRST_RANK_SPEAKS)
+        words = " ".join(["sinklab:", sentence, *getattr(error, "__notes__", ())])
+        print(printable(words, keep="\n"), file=sys.stderr, flush=True)
         raise SystemExit(2) from None
 
 

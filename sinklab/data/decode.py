@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sinklab.data.image_list import ImageRef
-from sinklab.errors import InputError
+from sinklab.errors import InputError, printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -40,7 +40,7 @@ class UnreadableImage(InputError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"The image {self.image} cannot be used: {self.reason}."
+        return f"The image {printable(self.image)} cannot be used: {printable(self.reason)}."
 
 
 def open_image(source: ImageRef | str | Path) -> Image:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sinklab.data.image_list import ImageRef, as_text
 from sinklab.data.shards import ARCHIVES, index_shard
-from sinklab.errors import InputError, NotFoundError
+from sinklab.errors import InputError, NotFoundError, printable
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
 """What counts as a picture inside folders and shards, in any case. (The format itself is read from the content.)"""
@@ -95,7 +95,7 @@ def runs_note(runs: list[str], folder: Path | str) -> list[str]:
     if not runs:
         return []
     more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
-    return [f"Left out of {folder}, as sinklab's own runs: {', '.join(runs[:3])}{more}."]
+    return [f"Left out of {folder}, as sinklab's own runs: {printable(', '.join(runs[:3]))}{more}."]
 
 
 def file_ref(path: str, name: str, *, real: bool = False) -> ImageRef | None:

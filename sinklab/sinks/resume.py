@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sinklab.config import CONFIG
 from sinklab.data.images import UnreadableImage, content_digest, content_of, open_image
-from sinklab.errors import InputError, NotFoundError
+from sinklab.errors import InputError, NotFoundError, printable
 from sinklab.parts import forget_batches
 from sinklab.run import RESULTS
 from sinklab.sinks.classify import SinkDefinition
@@ -44,7 +44,7 @@ def check_unchanged(run: Run, images: ImageList) -> None:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise InputError(
             f"{len(changed)} of the images that the run {run.path} has measured hold other bytes now: "
-            f"{', '.join(sorted(changed)[:3])}{more}. Put the earlier ones back, or measure afresh with --overwrite."
+            f"{printable(', '.join(sorted(changed)[:3]))}{more}. Put the earlier ones back, or measure afresh with --overwrite."
         )
 
 

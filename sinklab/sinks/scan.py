@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from sinklab.data.images import Batch, UnreadableImage, batch_numbers, batches, open_image
-from sinklab.errors import InputError
+from sinklab.errors import InputError, printable
 from sinklab.hooks.manager import HookManager
 from sinklab.hooks.proof import prove
 from sinklab.sinks.reader import StatisticsReader
@@ -68,7 +68,7 @@ def first_readable(images: ImageList, transform: ImageTransform, *, strict: bool
         except UnreadableImage as error:
             if strict:
                 raise
-            reason = reason or f"{ref.id}: {error.reason}"
+            reason = reason or f"{printable(ref.id)}: {printable(error.reason)}"
     raise InputError(f"None of the {len(images)} images can be used; the first: {reason}.")
 
 
