@@ -45,7 +45,7 @@ def _flat(settings: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> dict[tup
 
 def _shown(value: str | None) -> str:
     """A leaf as a person would write it."""
-    if value is None:
+    if value is None or value == "null":
         return "(not set)"
     value = value.strip('"')
     return f"{value[:8]}…" if re.fullmatch("[0-9a-f]{32,}", value) else value

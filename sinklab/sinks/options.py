@@ -107,7 +107,7 @@ class ScanOptions:
 
         return {
             "model": {**model_identity(model), "preprocessing": asdict(self.transform(model))},
-            "images": {"list": images.sha256, "count": len(images)},
+            "images": {"names_and_sizes": images.sha256, "count": len(images)},
             "options": {
                 "size": self.size,
                 "batch_size": self.batch_size,

@@ -41,10 +41,12 @@ def check_unchanged(run: Run, images: ImageList) -> None:
     now = _digests(images[index] for index, _ in measured)
     changed = [images[index].id for (index, digest), found in zip(measured, now, strict=True) if digest != found]
     if changed:
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        names = printable(", ".join(sorted(changed)[:3])) + (
+            f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        )
         raise InputError(
-            f"{len(changed)} of the images that the run {run.path} has measured hold other bytes now: "
-            f"{printable(', '.join(sorted(changed)[:3]))}{more}. Put the earlier ones back, or measure afresh with --overwrite."
+            f"{len(changed)} of the images that the run {run.path} has measured hold other bytes now: {names}. Put "
+            "the earlier ones back, or measure afresh with --overwrite."
         )
 
 
