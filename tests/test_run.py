@@ -274,7 +274,8 @@ def test_a_kill_at_any_moment_and_a_resume_give_the_same_table(tmp_path: Path) -
         command = [sys.executable, "-c", WRITER, str(path), str(moments.choice([1, 2, 3])), "slowly"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        process.stdout.readline()  # at work
+        for _ in range(moments.randint(1, 5)):  # at work: how far, a slow machine must not decide
+            process.stdout.readline()
         time.sleep(moments.uniform(0.0, 0.03))
         process.kill()
         process.wait()
