@@ -15,7 +15,7 @@ import typer
 
 from sinklab import terminal
 from sinklab.cli_patch import patch
-from sinklab.errors import InputError
+from sinklab.errors import InputError, printable
 from sinklab.settings import layer_numbers, safe_name
 
 app = typer.Typer(
@@ -296,6 +296,6 @@ def _say_skipped(skipped: list[tuple[str, str]]) -> None:
         return
     terminal.say(f"sinklab: {len(skipped)} of the images could not be used (listed in run.json):")
     for image, reason in skipped[:10]:
-        terminal.say(f"  {image}: {reason}")
+        terminal.say(f"  {printable(image)}: {printable(reason)}")
     if len(skipped) > 10:
         terminal.say(f"  … and {len(skipped) - 10} more")

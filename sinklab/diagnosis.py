@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,12 +55,16 @@ class Diagnosis(Run):
 
 def open_run(path: str | Path) -> Diagnosis:
     """A finished run, to be read. NotFoundError for a folder that is not one, InputError for an unfinished one."""
+    from sinklab.sinks.resume import require_readable, require_whole
+
     run = Diagnosis.open(path)
     assert isinstance(run, Diagnosis)
     if run.config.get("status") != "complete":
         raise InputError(
             f"The run {path} is not complete (status: {run.config.get('status')}): go on with --resume first."
         )
+    require_whole(run)
+    require_readable(run)
     return run
 
 
@@ -153,7 +157,8 @@ def _diagnose(
 ) -> Diagnosis:
     from sinklab.reports.stale import remove_report
     from sinklab.sinks.findings import write_findings
-    from sinklab.sinks.scan import check_input, first_readable, prove_attachment, scan, unchecked
+    from sinklab.sinks.resume import go_on, require_spared
+    from sinklab.sinks.scan import check_input, first_readable, prove_attachment, rehearse, scan, unchecked
 
     if options.layers is not None:
         unknown = sorted(set(options.layers) - {site.layer for site in model.sites})
@@ -163,12 +168,15 @@ def _diagnose(
             )
     transform = options.transform(model)
     notes = check_input(model, transform)
-    proofs = prove_attachment(model, first_readable(images, transform, strict=options.strict_images), options)
-    notes += unchecked(proofs)
+    pixels = first_readable(images, transform, strict=options.strict_images)
+    notes += unchecked(prove_attachment(model, pixels, options))
+    rehearse(model, pixels, transform, options)
+    if overwrite:
+        require_spared(images, output)
     if resume:
         options = options.judging(_settings_in(output))
     settings = options.settings(model, images, model.device.type)
-    run = _open(output, settings, own, overwrite=overwrite, resume=resume)
+    run = _open(output, settings, own, overwrite, resume, lambda run: go_on(run, images, transform, options))
     with run, _how_to_go_on(run):
         if own.first:
             for note in (*images.notes, *notes):
@@ -191,10 +199,13 @@ def _diagnose(
         if own.first:
             assert timings is not None
             before = _summary_in(run)
-            after = write_findings(model, images, transform, run, options)
-            if not report and before not in (None, plain(after)):  # an earlier report would tell of other numbers
+            gone = write_findings(model, images, transform, run, options)
+            if not report and before not in (None, plain(run.summary)):  # an earlier report would tell of other numbers
                 remove_report(run.path)
-            run.update(status="complete", finished=utc_now(), **_after(run, timings, own))
+            for note in gone:
+                warnings.warn(note, stacklevel=3)
+            notes_now = [*run.config["notes"], *gone]
+            run.update(status="complete", finished=utc_now(), notes=notes_now, **_after(run, timings, own))
             if report:
                 run.report()
         own.wait()
@@ -233,14 +244,20 @@ def _how_to_go_on(run: Run) -> Iterator[None]:
         raise
 
 
-def _open(output: Path, settings: dict[str, Any], own: Ranks, *, overwrite: bool, resume: bool) -> Diagnosis:
-    """Rank 0 creates, the others join; a refusal reaches them all as the same sentence."""
+def _open(
+    output: Path, settings: dict[str, Any], own: Ranks, overwrite: bool, resume: bool, go_on: Callable[[Run], None]
+) -> Diagnosis:
+    """Rank 0 creates, or takes an earlier run up again; the others join; a refusal reaches them all as one sentence."""
     run, problem, refusal = None, None, None
     if own.first:
         try:
             run = Diagnosis.create(output, settings=settings, overwrite=overwrite, resume=resume)
+            if run.resumed:
+                go_on(run)
         except (InputError, NotFoundError, OSError) as error:
             problem, refusal = str(error), error
+            if run is not None:
+                run.close()
     said = own.agree(problem)
     if refusal is not None:
         raise refusal

@@ -7,17 +7,17 @@ parts themselves, and there is no second record that could disagree.
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sinklab.atomic import WriteError, atomically
+from sinklab.atomic import WriteError, atomically, write_error
 from sinklab.errors import InputError
+from sinklab.sealed import DamagedTable, read_about, read_sealed, write_sealed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +27,6 @@ KEYS = ("image_index", "layer", "head")
 """What a row of the head table is found by, and sorted by."""
 
 PART = re.compile(r"part-(\d+)-(\d+)\.parquet")
-METADATA = b"sinklab"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +39,8 @@ class Part:
     batches: tuple[int, ...]
     skipped: tuple[tuple[int, str, str], ...]
     """(batch, image, reason)."""
+    images: tuple[tuple[int, str], ...] = ()
+    """(image_index, digest of the bytes that were measured), where the writer was told them."""
 
 
 class PartWriter:
@@ -71,16 +72,24 @@ class PartWriter:
         self._sequence = max((int(match[2]) for match in named if int(match[1]) == rank), default=-1) + 1
         self._forget()
 
-    def add(self, batch: int, frame: pd.DataFrame | None, skipped: Sequence[tuple[str, str]] = ()) -> None:
+    def add(
+        self,
+        batch: int,
+        frame: pd.DataFrame | None,
+        skipped: Sequence[tuple[str, str]] = (),
+        images: Iterable[tuple[int, str]] = (),
+    ) -> None:
         """The rows of one finished batch (None or an empty frame if there are none) and its (image, reason) pairs.
 
-        Raises WriteError when a part was due and could not be written.
+        `images` are (image_index, digest of its bytes) of those measured. Raises WriteError when a part was due and
+        could not be written.
         """
         assert batch not in self._batches, f"batch {batch} was added twice"
         if frame is not None and len(frame.columns):
             self._tables.append(to_arrow(frame, self._schema))
         self._batches.append(batch)
         self._skipped += [(batch, image, reason) for image, reason in skipped]
+        self._images += images
         due = time.monotonic() - self._since >= self._every_seconds
         if due or len(self._batches) >= self._every_batches:
             self.flush()
@@ -90,15 +99,13 @@ class PartWriter:
         if not self._batches:
             return
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         schema = self._schema if self._schema is not None else pa.schema([])
         table = pa.concat_tables(self._tables, promote_options="default") if self._tables else schema.empty_table()
         about = {"fingerprint": self._fingerprint, "batches": self._batches, "skipped": self._skipped}
-        kept = {key: value for key, value in (table.schema.metadata or {}).items() if key != METADATA}
-        table = table.replace_schema_metadata({**kept, METADATA: json.dumps(about).encode()})
+        about |= {"images": self._images}
         with atomically(self.folder / f"part-{self.rank:03d}-{self._sequence:05d}.parquet") as stream:
-            pq.write_table(table, stream, compression="zstd")
+            write_sealed(table, stream, about)
         self._sequence += 1
         self._forget()
 
@@ -106,6 +113,7 @@ class PartWriter:
         self._tables: list[pa.Table] = []
         self._batches: list[int] = []
         self._skipped: list[tuple[int, str, str]] = []
+        self._images: list[tuple[int, str]] = []
         self._since = time.monotonic()
 
     def __enter__(self) -> PartWriter:
@@ -161,10 +169,9 @@ def read_rows(parts: Sequence[Part], columns: Sequence[str] | None = None, *, by
     """The rows of all parts, sorted by the keys as far as they are among the columns; text as pandas strings."""
     import pandas as pd
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     wanted = None if columns is None else list(dict.fromkeys([*by, *columns]))
-    tables = [pq.read_table(part.path, columns=wanted).replace_schema_metadata(None) for part in parts]
+    tables = [_table(part.path, wanted) for part in parts]
     tables = [table for table in tables if table.num_columns]
     if not tables:
         return pd.DataFrame()
@@ -178,20 +185,61 @@ def read_rows(parts: Sequence[Part], columns: Sequence[str] | None = None, *, by
     return frame if columns is None else frame[list(columns)]
 
 
-def _read_part(path: Path) -> Part:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def forget_batches(part: Part, batches: Collection[int], batch_size: int) -> None:
+    """Write the part again without some of its batches, which then count as not done; whole at any moment.
 
+    Raises InputError for a damaged part, WriteError where the system refuses.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kept = [batch for batch in part.batches if batch not in batches]
+    if not kept:
+        try:
+            part.path.unlink()
+        except OSError as error:
+            raise write_error(part.path, error) from error
+        return
+    table = _table(part.path, None)
+    if table.num_columns:
+        number = pc.divide(table["image_index"], batch_size)
+        table = table.filter(pc.invert(pc.is_in(number, value_set=pa.array(sorted(batches), number.type))))
+    about = {
+        "fingerprint": part.fingerprint,
+        "batches": kept,
+        "skipped": [entry for entry in part.skipped if entry[0] not in batches],
+        "images": [entry for entry in part.images if entry[0] // batch_size not in batches],
+    }
+    with atomically(part.path) as stream:
+        write_sealed(table, stream, about)
+
+
+def _table(path: Path, columns: Sequence[str] | None) -> pa.Table:
+    """A part's rows. Raises InputError, naming the file, for one that is not what was written."""
     try:
-        about: dict[str, Any] = json.loads((pq.read_schema(path).metadata or {})[METADATA])
+        return read_sealed(path, columns)
+    except DamagedTable as error:
+        raise _not_whole(path, error.reason) from error
+
+
+def _read_part(path: Path) -> Part:
+    try:
+        about = read_about(path)
         return Part(
             path=path,
             fingerprint=about["fingerprint"],
             batches=tuple(about["batches"]),
             skipped=tuple((batch, image, reason) for batch, image, reason in about["skipped"]),
+            images=tuple((index, digest) for index, digest in about["images"]),
         )
-    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
-        raise InputError(
-            f"{path} is not a whole part of a sinklab run ({type(error).__name__}): move it away and run again with "
-            "--resume; the batches that it held are computed again."
-        ) from error
+    except DamagedTable as error:
+        raise _not_whole(path, error.reason) from error
+    except (KeyError, ValueError, TypeError) as error:
+        raise _not_whole(path, type(error).__name__) from error
+
+
+def _not_whole(path: Path, reason: str) -> InputError:
+    return InputError(
+        f"{path} is not a whole part of a sinklab run ({reason}): move it away and run again with "
+        "--resume; the batches that it held are computed again."
+    )

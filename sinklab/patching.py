@@ -121,8 +121,8 @@ def _experiment(
         if not config["model"].get("request"):
             raise InputError("This run's model was attached from memory: give it to patch as model=.")
         model = load(str(run.path))
-    if config["dtype"] == "float32":
-        model.module.float()
+        if config["settings"]["model"].get("parameters_dtype") == "float32":  # as the command widened it
+            model.module.float()
     if device is not None:
         model.module.to(pick_device(device, own.local))
     scan = ScanOptions(size=config["options"]["size"], dtype=config["dtype"])
@@ -159,10 +159,13 @@ def _pictures(images: ImageList) -> list[tuple[str, int | None]]:
 def _images(run: Diagnosis, images: Any) -> ImageList:
     """The run's own list of images, found again. InputError if it is another list now."""
     from sinklab.data.images import find_images
+    from sinklab.sinks.resume import check_unchanged
 
     about, limit = run.config["images"], run.config["options"].get("limit")
     found = find_images(images or about["sources"], limit=limit, seed=run.config["seeds"]["images"])
-    if found.sha256 != about["list_sha256"]:
+    if found.sha256 == about["list_sha256"]:
+        check_unchanged(run, found)
+    else:
         where = "there" if images else "where the run found them"
         raise InputError(
             f"The images are not those of the run {run.path} any longer: it saw {about['count']}, and {where} are "

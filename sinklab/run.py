@@ -18,8 +18,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sinklab.atomic import FolderLock, WriteError, atomically, is_leftover, remove_temporaries, write_error
+from sinklab.config import CONFIG, SCHEMA_VERSION, new_config, own_version, read_config, read_object
 from sinklab.errors import InputError, NotFoundError
 from sinklab.parts import Part, PartWriter, part_paths, read_parts, read_rows, to_arrow
+from sinklab.sealed import read_sealed, write_sealed
 from sinklab.settings import differences, fingerprint, library_versions, plain, utc_now
 
 if TYPE_CHECKING:
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PartWriter", "Run", "WriteError", "differences", "fingerprint", "library_versions", "plain", "utc_now"]
 
-SCHEMA_VERSION = 1
-CONFIG = "run.json"
 RESULTS = ("heads", "effects", "tables", "overlays", "figures", "sinks.parquet", "summary.json", "report.html")
 """What a run writes beside run.json, and all that `overwrite` removes; anything else in the folder is the user's."""
 
@@ -69,13 +69,13 @@ class Run:
             _refuse(path, overwrite or resume)  # again: another process may just have finished there
             occupied = (path / CONFIG).exists()
             if occupied and resume:
-                run = cls(path, _read_config(path), lock, resumed=True)
+                run = cls(path, read_config(path), lock, resumed=True)
                 run._check_settings(settings)
                 remove_temporaries(path)
                 return run
-            run = cls(path, _new_config(settings), lock)
+            run = cls(path, new_config(settings), lock)
             if occupied:
-                _read_config(path, whole=False)
+                read_config(path, whole=False)
                 run._clear()
             else:
                 remove_temporaries(path)  # of a process killed before it had a run.json
@@ -100,7 +100,7 @@ class Run:
         path = Path(path)
         if not path.is_dir():
             raise NotFoundError(f"There is no run folder {path}.")
-        return cls(path, _read_config(path))
+        return cls(path, read_config(path))
 
     def close(self) -> None:
         """Let other processes write into the folder; harmless when repeated."""
@@ -145,10 +145,8 @@ class Run:
             raise InputError(f"A table is saved as .parquet or .csv, not as {name}.")
         if path.suffix == ".csv":
             return self.write_text(name, frame.to_csv(index=False, lineterminator="\n"))
-        import pyarrow.parquet as pq
-
         with atomically(path) as stream:
-            pq.write_table(to_arrow(frame, schema), stream, compression="zstd")
+            write_sealed(to_arrow(frame, schema), stream)
         return path
 
     def part_writer(
@@ -201,7 +199,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """summary.json."""
-        loaded: dict[str, Any] = json.loads(self._existing("summary.json").read_text(encoding="utf-8"))
+        loaded: dict[str, Any] = read_object(self._existing("summary.json"))
         return loaded
 
     def table(self, name: str) -> pd.DataFrame:
@@ -215,7 +213,12 @@ class Run:
         import pandas as pd
 
         path = self._existing(name)
-        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+        if path.suffix == ".parquet":
+            return read_sealed(path).to_pandas()
+        try:
+            return pd.read_csv(path)
+        except ValueError as error:  # pandas' own errors among them
+            raise InputError(f"{path} cannot be read as a table: {error}.") from error
 
     def _existing(self, name: str) -> Path:
         path = self._inside(name)
@@ -229,18 +232,24 @@ class Run:
 
     def _check_settings(self, settings: Mapping[str, Any]) -> None:
         """Raises InputError, naming what differs, unless the run was made with these settings."""
-        if self.config.get("fingerprint") != fingerprint(settings):
-            changed = "; ".join(differences(self.config.get("settings", {}), settings))
+        before = self.config.get("settings", {})
+        if self.config.get("fingerprint") != fingerprint(before):
             raise InputError(
-                f"The run {self.path} was made with other settings and cannot be resumed with these: {changed}. "
-                "Give the same settings, --overwrite, or another folder."
+                f"The fingerprint in {self.path / CONFIG} is not that of the settings in it: the file was changed or "
+                "is damaged, and the run cannot be resumed. Use --overwrite, or another folder."
+            )
+        changed = differences(before, settings)
+        if changed:
+            raise InputError(
+                f"The run {self.path} was made with other settings and cannot be resumed with these: "
+                f"{'; '.join(changed)}. Give the same settings, --overwrite, or another folder."
             )
 
     def _clear(self) -> None:
         """Remove an earlier run's results. A kill in between leaves a folder that says so and can be overwritten."""
         from shutil import rmtree
 
-        self.write_json(CONFIG, {"schema_version": SCHEMA_VERSION, "sinklab": _version(), "status": "replaced"})
+        self.write_json(CONFIG, {"schema_version": SCHEMA_VERSION, "sinklab": own_version(), "status": "replaced"})
         for path in (self.path / name for name in RESULTS):
             try:
                 if path.is_dir() and not path.is_symlink():
@@ -264,38 +273,3 @@ def _refuse(path: Path, may_exist: bool) -> None:
         raise InputError(
             f"{path} holds a run already: --resume goes on with it, --overwrite replaces it, or choose another folder."
         )
-
-
-def _read_config(path: Path, *, whole: bool = True) -> dict[str, Any]:
-    """run.json of a sinklab run; `whole` asks for one whose results can be used."""
-    try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise NotFoundError(f"{path} is not a sinklab run: it has no {CONFIG}.") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path / CONFIG} cannot be read as JSON: {error}.") from error
-    if not isinstance(config, dict) or not {"schema_version", "sinklab"} <= config.keys():
-        raise InputError(f"{path} is not a sinklab run: its {CONFIG} was written by something else.")
-    if whole and config["schema_version"] != SCHEMA_VERSION:
-        raise InputError(
-            f"The run {path} has schema version {config['schema_version']}; this sinklab reads {SCHEMA_VERSION}. "
-            f"It was written by sinklab {config['sinklab']}."
-        )
-    if whole and config.get("status") == "replaced":
-        raise InputError(f"The run {path} was being overwritten when that was interrupted: use --overwrite again.")
-    return config
-
-
-def _new_config(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "sinklab": _version(),
-        "status": "running",
-        "created": utc_now(),
-        "fingerprint": fingerprint(settings),
-        "settings": plain(settings),
-    }
-
-
-def _version() -> str:
-    return library_versions(["sinklab"]).get("sinklab", "(not installed)")

@@ -13,6 +13,9 @@ from typing import Any
 
 from sinklab.errors import InputError
 
+OF = {"model": "the model's", "images": "the images'"}
+"""Groups of settings, and how a person says whose they are."""
+
 
 def fingerprint(settings: Mapping[str, Any]) -> str:
     """SHA-256 of nested settings; neither the order of keys nor 1 written as 1.0 matters."""
@@ -22,7 +25,8 @@ def fingerprint(settings: Mapping[str, Any]) -> str:
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """What changed between two nested settings, e.g. "--dtype float32 → bfloat16"; empty iff the fingerprints agree.
 
-    Keys below "options" are written as the command line's options, others as a path with dots.
+    Keys below "options" are written as the command line's options, those below "model" and "images" as what they are
+    of, others as a path with dots; of a hash its first digits are shown.
     """
     old, new = _flat(plain(before)), _flat(plain(after))
     changed = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
@@ -43,11 +47,18 @@ def _flat(settings: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> dict[tup
 
 def _shown(value: str | None) -> str:
     """A leaf as a person would write it."""
-    return "(not set)" if value is None else value.strip('"')
+    if value is None or value == "null":
+        return "(not set)"
+    value = value.strip('"')
+    return f"{value[:8]}…" if re.fullmatch("[0-9a-f]{32,}", value) else value
 
 
 def _option(key: tuple[str, ...]) -> str:
-    return "--" + "-".join(key[1:]).replace("_", "-") if key[0] == "options" and len(key) > 1 else ".".join(key)
+    if key[0] == "options" and len(key) > 1:
+        return "--" + "-".join(key[1:]).replace("_", "-")
+    if key[0] in OF and len(key) > 1:
+        return f"{OF[key[0]]} {' '.join(key[1:]).replace('_', ' ')}"
+    return ".".join(key)
 
 
 def plain(content: Any) -> Any:

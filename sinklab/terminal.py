@@ -14,20 +14,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from sinklab.errors import printable
+
 PLAIN_EVERY = 10.0  # seconds between lines in a pipe
+FIRST_RANK_SPEAKS = 10.0
+"""Seconds that a rank above 0 waits with an error. If the first rank has it too, it has said so by then, and torchrun
+has ended this one; if this rank alone has it, somebody must speak."""
 
 
 def say(words: str) -> None:
-    """A note on standard error, from rank 0 only."""
+    """A note on standard error, from rank 0 only; nothing in it steers the terminal, but lines may end."""
     if os.environ.get("RANK", "0") == "0":
-        print(words, file=sys.stderr, flush=True)
+        print(printable(words, keep="\n"), file=sys.stderr, flush=True)
 
 
 def note(remark: object) -> None:
     """A remark about the model, the images or the run, which run.json keeps too: one line, and only once."""
     if str(remark) not in _noted:
         _noted.add(str(remark))
-        say(f"sinklab: note: {remark}")
+        say(f"sinklab: note: {printable(str(remark))}")
 
 
 _noted: set[str] = set()
@@ -41,7 +46,7 @@ def warnings_as_lines() -> None:
         if category is UserWarning:
             note(message)
         else:
-            say(f"sinklab: warning: {message}")
+            say(f"sinklab: warning: {printable(str(message))}")
 
     warnings.showwarning = show
 
@@ -127,15 +132,15 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
     if not sys.stdout.isatty():
         if titled:
             print(f"# {title}")
-        print("\t".join(columns))
-        for row in rows:
-            print("\t".join(row))
+        for row in (columns, *rows):
+            print("\t".join(printable(cell) for cell in row))
         return
 
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    rows = [[printable(cell, keep="\n") for cell in row] for row in rows]
     console = Console(highlight=False)
     console.print(Text(title, style="bold italic"))
     widest = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
@@ -189,7 +194,10 @@ def errors_as_sentences(how_to_go_on: Callable[[], str] = str) -> Iterator[None]
         sentence = _sentence(error)
         if sentence is None:
             raise
-        print("sinklab:", sentence, *getattr(error, "__notes__", ()), file=sys.stderr, flush=True)
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(FIRST_RANK_SPEAKS)
+        words = " ".join(["sinklab:", sentence, *getattr(error, "__notes__", ())])
+        print(printable(words, keep="\n"), file=sys.stderr, flush=True)
         raise SystemExit(2) from None
 
 

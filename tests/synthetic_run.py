@@ -16,6 +16,8 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
+from sinklab.parts import to_arrow
+from sinklab.sealed import write_sealed
 from sinklab.sinks.classify import SinkDefinition, both_definitions
 from sinklab.sinks.rule import SinkRule
 
@@ -67,7 +69,8 @@ class SavedRun:
         if name.endswith(".parquet"):
             target = self.path / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            table.to_parquet(target, index=False)
+            with target.open("wb") as stream:
+                write_sealed(to_arrow(table), stream)
             return target
         return self.write_text(name, table.to_csv(index=False, lineterminator="\n"))
 

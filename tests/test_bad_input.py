@@ -122,6 +122,18 @@ def test_damaged_images_are_skipped_counted_named_and_listed(model: Path, run: P
     assert set(done.heads["image_index"]) == {0, 3}
 
 
+def test_a_hostile_name_is_shown_and_not_obeyed(model: Path, run: Path, tmp_path: Path) -> None:
+    folder = write_pictures(tmp_path / "mixed", 2)
+    name = "\x1b[31mred\nsinklab: all is well\u202e.png"
+    (folder / name).write_bytes(b"no")
+    ended = in_process("diagnose", model, folder, "-o", run, *SIZE)
+    assert "\x1b" not in ended.stderr and "\u202e" not in ended.stderr
+    assert r"  \x1b[31mred\nsinklab: all is well\u202e.png: " in ended.stderr
+    assert assert_done(ended, run).config["images"]["skipped"][0]["image"] == name
+    strict = in_process("diagnose", model, folder, "-o", run, "--overwrite", "--strict-images", *SIZE)
+    assert_refused(strict, r"\x1b[31mred\nsinklab")
+
+
 @pytest.mark.parametrize("place", [0, 2])
 def test_strict_images_stops_at_the_first_damaged_one(place: int, model: Path, run: Path, tmp_path: Path) -> None:
     folder = write_pictures(tmp_path / "mixed", 3)
@@ -171,7 +183,7 @@ def test_a_run_that_exists_is_left_alone(model: Path, pictures: Path, run: Path)
     other = in_process("diagnose", model, pictures, "-o", run, "--resume", "--dtype", "bfloat16", *SIZE)
     assert_refused(other, "--dtype float32 → bfloat16")
     twin = write_checkpoint(run.parent / "twin", tiny_state(seed=1))  # the same architecture, other weights
-    assert_refused(in_process("diagnose", twin, pictures, "-o", run, "--resume", *SIZE), "model.sha256")
+    assert_refused(in_process("diagnose", twin, pictures, "-o", run, "--resume", *SIZE), "the model's weights")
     fewer = in_process("diagnose", model, pictures / "001.png", "-o", run, "--resume", *SIZE)
     assert_refused(fewer, "images", "cannot be resumed")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before

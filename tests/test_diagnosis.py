@@ -196,6 +196,46 @@ def _parts(attention: Any) -> Any:
     return sinklab.sites.AttentionParts(heads=attention.num_heads, projection=attention.proj)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"layers": []}, "(?i)layer"),
+        ({"layers": 1}, "(?i)layer"),
+        ({"layers": [0, "1"]}, "(?i)layer"),
+        ({"layers": ["1"]}, "(?i)layer"),
+        ({"definition": None}, "The option definition is a SinkDefinition"),
+        ({"batch_size": 2.5}, "The option batch_size is a whole number, not 2.5"),
+        ({"batch_size": True}, "The option batch_size is a whole number, not True"),
+        ({"workers": None}, "The option workers"),
+        ({"limit": 1.0}, "limit"),
+        ({"seed": "a", "limit": 2}, "The option seed"),
+        ({"size": 32.0}, "The option size"),
+        ({"dtype": None}, "The option dtype"),
+        ({"fast": "no"}, "The option fast"),
+    ],
+    ids=str,
+)
+def test_an_option_of_the_wrong_kind_is_refused_before_a_folder_is_made(
+    options: dict[str, object], said: str, model: sinklab.Model, pictures: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=said):
+        sinklab.diagnose(model, pictures, output=tmp_path / "run", **{"size": PICTURE, **options})  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_what_the_scan_would_stumble_over_is_refused_before_a_folder_is_made(
+    fast: bool, pictures: Path, tmp_path: Path
+) -> None:
+    module = timm.create_model("vit_tiny_patch16_224", **TINY).eval()
+    wrong = sinklab.TokenMap(prefix=("cls", "register"), patch_size=(16, 16))
+    with pytest.raises(InputError, match="the map does not belong to this model"):
+        sinklab.diagnose(
+            sinklab.attach(module, tokens=wrong), pictures, output=tmp_path / "run", size=PICTURE, fast=fast
+        )
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_model_in_training_mode_with_dropout_is_refused_before_anything_is_written(
     pictures: Path, tmp_path: Path
 ) -> None:

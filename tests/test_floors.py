@@ -21,7 +21,7 @@ FLOORS = {
     **dict.fromkeys(("sinks", "training"), 2.0),
     "handle": 1.5,
     **dict.fromkeys(("models", "data", "hooks"), 1.0),
-    **dict.fromkeys(("run", "parts", "atomic", "settings", "device", "errors", "terminal"), 0.0),
+    **dict.fromkeys(("run", "config", "device", "parts", "sealed", "atomic", "settings", "errors", "terminal"), 0.0),
 }
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 

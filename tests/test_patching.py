@@ -231,7 +231,7 @@ def test_another_model_or_other_images_are_refused(place: Path) -> None:
     empty = write_pictures(place / "others", 3)
     assert "not those of the run" in in_process("patch", run, empty, *OPTIONS).stderr
     config = json.loads((run / "run.json").read_text())
-    config["settings"]["model"]["sha256"] = "0" * 64
+    config["settings"]["model"]["weights"] = "0" * 64
     (run / "run.json").write_text(json.dumps(config))
     done = in_process("patch", run, *OPTIONS)
     assert done.returncode == 2 and "another model" in done.stderr

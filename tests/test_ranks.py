@@ -68,7 +68,15 @@ def test_two_processes_give_the_table_of_one(place: Path, alone: pd.DataFrame) -
 def test_a_refusal_reaches_every_process(place: Path, alone: pd.DataFrame) -> None:
     done = torchrun(*words(place, "alone", "--batch-size", "2"))
     assert done.returncode != 0
-    assert "holds a run already" in done.stderr
+    assert done.stderr.count("holds a run already") == 1
+
+
+def test_what_is_wrong_on_every_process_is_said_once(place: Path) -> None:
+    command = words(place, "none")
+    command[1] = "nosuchmodel"
+    done = torchrun(*command)
+    assert done.returncode != 0
+    assert done.stderr.count("sinklab: ") == 1 and "nosuchmodel" in done.stderr
 
 
 def test_workers_change_nothing(place: Path, alone: pd.DataFrame) -> None:

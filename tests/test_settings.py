@@ -64,7 +64,7 @@ def test_differences_are_written_as_the_user_typed_them() -> None:
         "options": {"dtype": "bfloat16", "batch_size": 4, "layers": None},
     }
     assert differences(SETTINGS, after) == [
-        "model.sha256 ab → cd",
+        "the model's sha256 ab → cd",
         "--dtype float32 → bfloat16",
         "--batch-size 8 → 4",
         "--attention 0.5 → (not set)",

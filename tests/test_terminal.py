@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import re
 import sys
+import warnings
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
 from sinklab import terminal
-from sinklab.errors import InputError, NotFoundError
+from sinklab.errors import InputError, NotFoundError, printable
 from sinklab.models.load import describe_names
 
 NAMES = [[row["name"], row["loads"], row["example"]] for row in describe_names()]
@@ -189,3 +190,45 @@ def test_nothing_to_do_is_not_told_as_done_at_once(capsys: pytest.CaptureFixture
     with terminal.progress() as told:
         told(5, 5)
     assert capsys.readouterr().err == ""
+
+
+HOSTILE = "a\x1b[31m\x07b\x9bc\r\u202ed\u2028e\x00f"
+
+
+def test_nothing_that_is_printed_steers_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal.say(f"two\nlines {HOSTILE}")
+    with pytest.raises(SystemExit), terminal.errors_as_sentences():
+        raise InputError(f"{HOSTILE}.")
+    terminal.table("Title", ["name"], [[HOSTILE]])
+    said = capsys.readouterr()
+    shown = r"a\x1b[31m\x07b\x9bc\r\u202ed\u2028e\x00f"
+    assert said.err == f"two\nlines {shown}\nsinklab: {shown}.\n"
+    assert said.out == f"name\n{shown}\n"
+    assert "\x1b[31m" not in drawn(monkeypatch, 200, ["name"], [[HOSTILE]])
+
+
+def test_a_warning_is_one_line_whatever_is_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        terminal.warnings_as_lines()
+        warnings.simplefilter("always")
+        warnings.warn(f"a name\n{HOSTILE}", stacklevel=1)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_plain_letters_of_every_script_stay_as_they_are() -> None:
+    words = "naïve ☀ été 日本語 עברית a\u00a0b"
+    assert printable(words) == words
+
+
+def test_a_rank_above_the_first_speaks_only_if_the_first_has_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(sleep=waited.append))
+    with pytest.raises(SystemExit) as ended, terminal.errors_as_sentences():
+        raise InputError("only here.")
+    assert ended.value.code == 2 and waited == [terminal.FIRST_RANK_SPEAKS]
+    assert capsys.readouterr().err == "sinklab: only here.\n"

@@ -14,12 +14,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sinklab.data.image_list import ImageRef
-from sinklab.errors import InputError
+from sinklab.errors import InputError, printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -39,7 +40,7 @@ class UnreadableImage(InputError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"The image {self.image} cannot be used: {self.reason}."
+        return f"The image {printable(self.image)} cannot be used: {printable(self.reason)}."
 
 
 def open_image(source: ImageRef | str | Path) -> Image:
@@ -47,27 +48,32 @@ def open_image(source: ImageRef | str | Path) -> Image:
 
     Raises UnreadableImage. Truncated files are refused, never filled up with gray.
     """
+    ref = source if isinstance(source, ImageRef) else ImageRef(str(source), str(source), -1)
+    return decoded(content_of(ref), ref.id)
+
+
+def decoded(content: bytes, name: str) -> Image:
+    """The picture in a file's bytes, as `open_image` gives it; `name` is for the sentence of an UnreadableImage."""
     from PIL import Image, UnidentifiedImageError
 
-    ref = source if isinstance(source, ImageRef) else ImageRef(str(source), str(source), -1)
     try:
-        with Image.open(_bytes(ref), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             image.load()
-            return upright(_to_rgb(image, ref.id), _orientation(image))
+            return upright(_to_rgb(image, name), _orientation(image))
     except UnreadableImage:
         raise
     except UnidentifiedImageError:
-        raise UnreadableImage(ref.id, "it is not a JPEG, PNG, WebP, BMP, TIFF or GIF picture") from None
+        raise UnreadableImage(name, "it is not a JPEG, PNG, WebP, BMP, TIFF or GIF picture") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-        raise UnreadableImage(ref.id, f"it has more than the {limit:,} pixels that are safe to decode") from None
+        raise UnreadableImage(name, f"it has more than the {limit:,} pixels that are safe to decode") from None
     except OSError as error:
         reason = error.strerror or f"it is damaged or cut short ({error})"
-        raise UnreadableImage(ref.id, reason) from error
+        raise UnreadableImage(name, reason) from error
     except MemoryError:
         raise
     except Exception as error:  # damaged bytes make decoders raise nearly anything (SyntaxError, struct.error, …)
-        raise UnreadableImage(ref.id, f"it is damaged ({type(error).__name__}: {error})") from error
+        raise UnreadableImage(name, f"it is damaged ({type(error).__name__}: {error})") from error
 
 
 def is_picture(path: Path) -> bool:
@@ -97,16 +103,26 @@ def upright(image: Image, orientation: int) -> Image:
     return image.transpose(turns[orientation]) if orientation in turns else image
 
 
-def _bytes(ref: ImageRef) -> io.BytesIO:
-    """The picture's bytes: its own file, or its part of a shard."""
-    with Path(ref.path).open("rb") as stream:
-        stream.seek(ref.offset or 0)
-        content = stream.read() if ref.offset is None else stream.read(ref.size)
+def content_of(ref: ImageRef) -> bytes:
+    """The picture's bytes: its own file's, or its part of a shard. Raises UnreadableImage."""
+    try:
+        with Path(ref.path).open("rb") as stream:
+            stream.seek(ref.offset or 0)
+            content = stream.read() if ref.offset is None else stream.read(ref.size)
+    except OSError as error:
+        raise UnreadableImage(ref.id, error.strerror or str(error)) from error
+    except ValueError as error:  # a name with a NUL in it
+        raise UnreadableImage(ref.id, str(error)) from error
     if not content and (ref.offset is None or not ref.size):
         raise UnreadableImage(ref.id, "the file is empty")
     if ref.offset is not None and len(content) < ref.size:
         raise UnreadableImage(ref.id, f"its shard ends before it ({len(content)} of {ref.size} bytes are there)")
-    return io.BytesIO(content)
+    return content
+
+
+def content_digest(content: bytes) -> str:
+    """A short hash of a picture's bytes, all of them, to notice that a file was changed."""
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _orientation(image: Image) -> int:

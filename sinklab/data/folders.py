@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sinklab.data.image_list import ImageRef, as_text
 from sinklab.data.shards import ARCHIVES, index_shard
-from sinklab.errors import InputError, NotFoundError
+from sinklab.errors import InputError, NotFoundError, printable
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
 """What counts as a picture inside folders and shards, in any case. (The format itself is read from the content.)"""
@@ -25,9 +25,9 @@ def pictures(path: Path, root: Path) -> tuple[list[ImageRef], list[str]]:
     name = as_text(Path(os.path.relpath(path, root)).as_posix())
     lowered = path.name.lower()
     if path.is_dir():
-        refs, notes = scan(path, "" if name == "." else f"{name}/"), list[str]()
+        refs, notes = scan(path, "" if name == "." else f"{name}/")
         if not refs:
-            raise NotFoundError(_nothing_in(path))
+            raise NotFoundError(" ".join([_nothing_in(path), *notes]))
     elif not os.path.lexists(path):
         raise NotFoundError(f"There is no file or folder {path}.")
     elif lowered.endswith(ARCHIVES):
@@ -46,8 +46,10 @@ def pictures(path: Path, root: Path) -> tuple[list[ImageRef], list[str]]:
     return refs, notes
 
 
-def scan(folder: Path, prefix: str) -> list[ImageRef]:
-    """Every picture below `folder`, sorted by id codepoint by codepoint; ids begin with `prefix`.
+def scan(folder: Path, prefix: str) -> tuple[list[ImageRef], list[str]]:
+    """Every picture below `folder`, sorted by id codepoint by codepoint, ids beginning with `prefix`; and notes.
+
+    Folders of sinklab's runs are left out, and noted: their figures and crops are not the user's images.
 
     Linked folders are entered after all real ones and every folder only once, so that a link never takes a picture's
     own id away, and a loop ends. A link to a folder that holds `folder` itself is not followed.
@@ -55,6 +57,7 @@ def scan(folder: Path, prefix: str) -> list[ImageRef]:
     top = os.path.realpath(folder)
     waiting, links, entered = [(top, prefix)], list[tuple[str, str]](), set[str]()
     refs: list[ImageRef] = []
+    runs: list[str] = []
     while waiting or links:
         if not waiting:
             links.sort(key=lambda link: link[1], reverse=True)
@@ -62,6 +65,9 @@ def scan(folder: Path, prefix: str) -> list[ImageRef]:
         if where in entered or top.startswith(where.rstrip("/") + "/"):
             continue
         entered.add(where)
+        if is_run(where):
+            runs.append(prefix.rstrip("/") or ".")
+            continue
         for entry in _entries(where):
             name, linked = prefix + as_text(entry.name), entry.is_symlink()
             if linked and os.path.isdir(entry.path):
@@ -71,7 +77,25 @@ def scan(folder: Path, prefix: str) -> list[ImageRef]:
             elif os.path.splitext(name)[1].lower() in EXTENSIONS:
                 ref = file_ref(entry.path, name, real=not linked)
                 refs += [ref] if ref else []
-    return sorted(refs, key=lambda ref: ref.id)
+    return sorted(refs, key=lambda ref: ref.id), runs_note(sorted(runs), folder)
+
+
+def is_run(folder: str) -> bool:
+    """Whether a folder is one of sinklab's runs, finished or not: its run.json says so, even a damaged one."""
+    try:
+        with open(os.path.join(folder, "run.json"), "rb") as stream:
+            start = stream.read(1 << 16)
+    except (OSError, ValueError):
+        return False
+    return b'"schema_version"' in start and b'"sinklab"' in start
+
+
+def runs_note(runs: list[str], folder: Path | str) -> list[str]:
+    """The sentence about runs that were left out of the images below a folder; none if there were none."""
+    if not runs:
+        return []
+    more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
+    return [f"Left out of {folder}, as sinklab's own runs: {printable(', '.join(runs[:3]))}{more}."]
 
 
 def file_ref(path: str, name: str, *, real: bool = False) -> ImageRef | None:

@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sinklab.data.decode import UnreadableImage, open_image
+from sinklab.data.decode import UnreadableImage, content_digest, content_of, decoded, open_image
 from sinklab.data.image_list import ImageList, ImageRef
 from sinklab.data.sources import DEMO_PHOTOGRAPHS, demo_photographs, find_images
 from sinklab.data.transform import ImageTransform
@@ -38,6 +38,8 @@ __all__ = [
     "UnreadableImage",
     "batch_numbers",
     "batches",
+    "content_digest",
+    "content_of",
     "demo_photographs",
     "find_images",
     "open_image",
@@ -60,11 +62,12 @@ class Batch:
     """float32 [n 3 H W]."""
     skipped: list[tuple[str, str]]
     """(id, reason) of the pictures that could not be used."""
+    digests: list[str] = field(default_factory=list)
+    """`content_digest` of each of the n pictures."""
 
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory (torch's DataLoader calls this)."""
-        pinned = self.pixels.pin_memory()
-        return Batch(number=self.number, indices=self.indices, ids=self.ids, pixels=pinned, skipped=self.skipped)
+        return replace(self, pixels=self.pixels.pin_memory())
 
 
 @dataclass(frozen=True)
@@ -84,10 +87,13 @@ class _Loader:
         indices: list[int] = []
         pixels: list[Tensor] = []
         skipped: list[tuple[str, str]] = []
+        digests: list[str] = []
         for index, ref in enumerate(self.refs[first : first + self.batch_size], first):
             try:
-                pixels.append(self.transform(open_image(ref), ref.id))
+                content = content_of(ref)
+                pixels.append(self.transform(decoded(content, ref.id), ref.id))
                 indices.append(index)
+                digests.append(content_digest(content))
             except UnreadableImage as error:
                 if self.strict:
                     return UnreadableImage(error.image, error.reason)
@@ -98,6 +104,7 @@ class _Loader:
             ids=[self.refs[index].id for index in indices],
             pixels=torch.stack(pixels) if pixels else torch.empty(0, 3, self.transform.height, self.transform.width),
             skipped=skipped,
+            digests=digests,
         )
 
 

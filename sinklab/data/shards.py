@@ -17,7 +17,7 @@ def index_shard(path: Path, prefix: str, extensions: frozenset[str]) -> tuple[li
 
     Members that are hidden or not pictures are no concern of ours. Of two members with one name the later counts, as
     in tar itself. Links and sparse members have no bytes of their own at an offset: they are left out and noted.
-    Raises InputError if the file is not a whole, uncompressed tar.
+    Raises InputError if the file is not a whole, uncompressed tar, with the place where it breaks off.
     """
     members: dict[str, tuple[int, int]] = {}
     left_out, again = 0, 0
@@ -33,6 +33,7 @@ def index_shard(path: Path, prefix: str, extensions: frozenset[str]) -> tuple[li
                 again += name in members
                 members.pop(name, None)  # a later member takes the later place as well
                 members[name] = (member.offset_data, member.size)
+            _require_end(path, archive.offset)
     except (tarfile.TarError, EOFError) as error:
         raise InputError(
             f"{path} is not a whole, uncompressed tar archive ({error}); a compressed shard has to be unpacked first."
@@ -44,6 +45,31 @@ def index_shard(path: Path, prefix: str, extensions: frozenset[str]) -> tuple[li
     notes = [f"{path.name}: {left_out} members are links or sparse files and were left out."] if left_out else []
     notes += [f"{path.name}: {again} members come twice under one name; the later one counts."] if again else []
     return refs, notes
+
+
+def _require_end(path: Path, end: int) -> None:
+    """Raises InputError unless two blocks of zeros, and nothing but zeros, stand from byte `end` on.
+
+    To tarfile a damaged header, or one cut short, is the end of the archive: it stops there without a word, and all
+    members behind it would be lost.
+    """
+    with path.open("rb") as stream:
+        stream.seek(end)
+        zeros = 0
+        while block := stream.read(1 << 20):
+            if block.strip(b"\0"):
+                place = end + zeros + len(block) - len(block.lstrip(b"\0"))
+                raise InputError(
+                    f"The shard {path} is damaged, or holds several archives one after another: behind its last "
+                    f"member that can be read, which ends at byte {end}, there is more at byte {place}. Get it anew, "
+                    "or pack its images again."
+                )
+            zeros += len(block)
+    if zeros < 2 * tarfile.BLOCKSIZE:
+        raise InputError(
+            f"The shard {path} is cut short: the archive's end mark (two blocks of zeros) is missing at byte {end}, "
+            "so members may be lost. Get it anew, or pack its images again."
+        )
 
 
 def _is_picture(name: str, extensions: frozenset[str]) -> bool:

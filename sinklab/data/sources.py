@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
-from sinklab.data.folders import file_ref, pictures
+from sinklab.data.folders import file_ref, is_run, pictures, runs_note
 from sinklab.data.image_list import ImageList, ImageRef, as_text
 from sinklab.data.shards import ARCHIVES
 from sinklab.errors import InputError, NotFoundError
@@ -61,12 +61,14 @@ def find_images(sources: Sequence[str | Path] | str | Path, *, limit: int | None
     | source | stands for |
     |---|---|
     | a file | itself, if it is a picture; its id is its name |
-    | a folder | every picture in it at any depth (ImageFolder trees too), sorted by id; hidden names are left out |
+    | a folder | every picture in it at any depth, sorted by id; not hidden names, and not sinklab's own runs |
     | `@list.txt` | one picture a line, relative to the list's folder, in its order; blank and # lines do not count |
     | `shard.tar` | its pictures in the archive's order; ids are `shard.tar/member.jpg` |
     | `shards/{000..009}.tar`, `photos/*.jpg` | all that matches; ids are relative to the last folder without pattern |
     | `demo` | the photographs in scikit-image (a folder of that name is `./demo`) |
 
+    The lines of a list end in \\n or \\r\\n and in nothing else; spaces round a name belong to it where a file is so
+    named, and are left out otherwise.
     Links are followed, each folder is entered once, and a file reached twice is counted once, under its first id. Where
     two sources would give one id to two pictures, the ids of both sources begin with their folder's name (and as many
     folders above it as needed). `limit` and `seed`: see `ImageList.sample`.
@@ -97,6 +99,11 @@ def demo_photographs() -> ImageList:
 
 def _resolve(given: str) -> _Source:
     """One source as the user wrote it."""
+    if not given.strip() or given == "@":
+        raise InputError(
+            f"{given!r} names no images (an unset variable?): give files, folders, @list.txt, .tar shards, or demo; "
+            "the present folder is a single dot."
+        )
     if given == "demo":
         return _demo()
     if given.startswith("@"):
@@ -127,14 +134,14 @@ def _demo() -> _Source:
 def _listed(path: Path) -> _Source:
     """The pictures of a list file, in its own order; ids are relative to its folder, or to the folder they share."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = [line.removesuffix("\r") for line in path.read_bytes().decode("utf-8-sig").split("\n")]
     except FileNotFoundError as error:
         raise NotFoundError(f"There is no list file {path}.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The list file {path} cannot be read as UTF-8 text: {error}.") from error
-    rows = [(number, line.strip()) for number, line in enumerate(lines, 1)]
     folder = os.path.abspath(path.parent)
-    named = [(n, os.path.abspath(os.path.join(folder, row))) for n, row in rows if row and not row.startswith("#")]
+    rows = [(n, line) for n, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")]
+    named = [(n, os.path.abspath(os.path.join(folder, _as_named(folder, line)))) for n, line in rows]
     if not named:
         raise NotFoundError(f"The list file {path} names no images ({len(lines)} lines, all blank or comments).")
     inside = all(picture.startswith(folder + "/") for _, picture in named)
@@ -148,6 +155,11 @@ def _listed(path: Path) -> _Source:
         except (NotFoundError, InputError) as error:
             raise type(error)(f"{path}, line {number}: {error}") from error
     return _Source(_label(root), refs)
+
+
+def _as_named(folder: str, line: str) -> str:
+    """A line of a list as a name: as it stands if there is such a file, else without the spaces round it."""
+    return line if os.path.lexists(os.path.join(folder, line)) else line.strip()
 
 
 def _matched(pattern: str) -> _Source:
@@ -166,17 +178,30 @@ def _matched(pattern: str) -> _Source:
     parts = Path(pattern).parts
     fixed = next(i for i, part in enumerate(parts) if any(mark in part for mark in PATTERN_MARKS))
     root = Path(*parts[:fixed])
-    source = _Source(_label(root), [])
+    source, runs = _Source(_label(root), []), set[str]()
     for path in expanded:
         matches = [path] if os.path.lexists(path) else sorted(glob.glob(path, recursive=True))
         if not matches:
             whole = f", which is part of {pattern}." if len(expanded) > 1 else "."
             raise NotFoundError(f"Nothing matches {path}{whole}")
         for match in matches:
+            run = _run_above(match, root)
+            if run is not None:
+                runs.add(os.path.relpath(run, root))
+                continue
             refs, notes = pictures(Path(match), root)
             source.refs += refs
             source.notes += notes
+    if runs and not source.refs:
+        raise NotFoundError(f"Nothing but sinklab's own runs matches {pattern}.")
+    source.notes += runs_note(sorted(as_text(run) for run in runs), root)
     return source
+
+
+def _run_above(match: str, root: Path) -> Path | None:
+    """The folder of a sinklab run that a match is, or lies in, below the pattern's own folder."""
+    inside = Path(os.path.relpath(match, root))
+    return next((root / folder for folder in (inside, *inside.parents[:-1]) if is_run(str(root / folder))), None)
 
 
 def _drop_repeated(found: list[_Source]) -> int:

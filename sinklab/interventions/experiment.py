@@ -138,7 +138,8 @@ class Experiment:
         layers = sorted({layer for layer, _ in pairs})
         said = {key: value for key, value in self.run.config["rule"].items() if key != "sentence"}
         rule = SinkRule(**said)
-        reader = StatisticsReader(self.model.sites, attention=rule.attention, device=self.model.device)
+        sites = [site for site in self.model.sites if site.layer in layers]
+        reader = StatisticsReader(sites, attention=rule.attention, device=self.model.device)
 
         def one(batch: Batch) -> pd.DataFrame:
             pixels = as_input(self.model, batch.pixels)

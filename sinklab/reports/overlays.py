@@ -9,14 +9,17 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinklab.reports.palette import CLASS_NAME, HEAT_RAMP, blend, rgb
+from sinklab.reports.saved import reading
 from sinklab.reports.sections import prefix_names
 from sinklab.reports.wording import fixed
+from sinklab.sealed import read_sealed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,13 +89,15 @@ class HeadExamples:
 
 def read_overlays(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]] | None:
     """The attention columns and {"pictures", "grid", "prefix_tokens"} of a run folder, or None if it has none."""
-    import pandas as pd
-
     columns, pictures = folder / "overlays/columns.parquet", folder / "overlays/pictures.json"
     if not columns.is_file() or not pictures.is_file():
         return None
-    listed = json.loads(pictures.read_text(encoding="utf-8"))
-    table = pd.read_parquet(columns).astype({"attention": "float64"})
+    with reading(pictures):
+        listed = json.loads(pictures.read_text(encoding="utf-8"))
+        if outside := [path for path in listed["pictures"].values() if not re.fullmatch(r"overlays/[\w.-]+", path)]:
+            raise ValueError(f"{outside[0]!r} is no picture of the run's")
+    with reading(columns):
+        table = read_sealed(columns).to_pandas().astype({"attention": "float64"})
     return (table, listed) if len(table) else None
 
 

@@ -16,6 +16,7 @@ from sinklab.reports import captions, causal, causal_method, effects, overlays, 
 from sinklab.reports.causal_figures import effects_figure, joint_figure
 from sinklab.reports.figures import fullness
 from sinklab.reports.palette import CLASS_NAME, CLASSES, HEAT_RAMP, KIND_GLYPH, KIND_NAME
+from sinklab.reports.saved import read_spectrum, reading
 from sinklab.reports.stale import remove_stale_figures
 from sinklab.reports.verdict import Verdict, give_verdict
 from sinklab.sinks.classify import SinkDefinition, with_own
@@ -74,7 +75,8 @@ def write_report(run: SavedRun) -> Path:
     photographs: list[overlays.Photograph] = []
     if saved is not None:
         columns, listed = saved
-        shown, photographs = overlays.examples_by_head(run.path, columns, listed, found.table, run.config)
+        with reading(run.path / "overlays/pictures.json"):
+            shown, photographs = overlays.examples_by_head(run.path, columns, listed, found.table, run.config)
         kept |= {"overlays.csv", *(f"{head.name}.png" for head in shown)}
         run.write_table("figures/overlays.csv", tables.labelled(columns, rule=found.rule.name))
     _write_tables(run, found)
@@ -84,7 +86,8 @@ def write_report(run: SavedRun) -> Path:
         run.write_table(f"figures/{figure.name}.csv", _with_labels(figure, found))
     for head in shown:
         run.write_bytes(f"figures/{head.name}.png", overlays.overlay_png(head))
-    page = render(run.config, found, drawn, shown, photographs)
+    with reading(run.path / "run.json"):
+        page = render(run.config, found, drawn, shown, photographs)
     run.write_text("report.html", page)
     remove_stale_figures(run.path, kept)
     return run.path / "report.html"
@@ -118,9 +121,7 @@ def gather(run: SavedRun) -> Findings:
 
 def _routes(spectrum: Path, table: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
     """Lemma 3's table, and whether the run has a spectrum: a model without query and key weights has none."""
-    import pandas as pd
-
-    routes = tables.route_table(table, pd.read_csv(spectrum) if spectrum.is_file() else None)
+    routes = tables.route_table(table, read_spectrum(spectrum))
     return routes, bool(routes["sigma1_share"].notna().any())
 
 

@@ -44,8 +44,8 @@ def theta_table(model: Model, layers: tuple[int, ...] | None) -> pd.DataFrame:
 
 def write_findings(
     model: Model, images: ImageList, transform: ImageTransform, run: Run, options: ScanOptions
-) -> dict[str, Any]:
-    """`sinks.parquet`, `summary.json`, `tables/spectrum.csv` and `overlays/`; returns the summary."""
+) -> list[str]:
+    """`sinks.parquet`, `summary.json`, `tables/spectrum.csv` and `overlays/`; returns sentences worth keeping."""
     from sinklab.sinks.classify import with_own
     from sinklab.sinks.overlay import choose, write_overlays
 
@@ -56,6 +56,6 @@ def write_findings(
     run.write_json("summary.json", summary)
     run.write_table("tables/spectrum.csv", theta_table(model, options.layers))
     chosen = choose(sinks, summary, options.definition.name)
-    write_overlays(model, images, transform, run, options, chosen)
+    notes = write_overlays(model, images, transform, run, options, chosen)
     assert list(heads.columns) == head_schema().names
-    return summary
+    return notes

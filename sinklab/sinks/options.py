@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from numbers import Integral
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sinklab.data.images import ImageTransform
@@ -17,16 +16,6 @@ if TYPE_CHECKING:
     from sinklab.handle import Model
 
 DTYPES = ("float32", "bfloat16")
-_KINDS: dict[type, str] = {Integral: "a whole number", str: "'native'", type(None): "None"}
-_TYPES: dict[str, tuple[type, ...]] = {
-    "size": (Integral, str),
-    "batch_size": (Integral,),
-    "workers": (Integral,),
-    "limit": (Integral, type(None)),
-    "seed": (Integral,),
-    "rule": (SinkRule,),
-    "definition": (SinkDefinition,),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +43,7 @@ class ScanOptions:
     """Stop at the first image that cannot be used, instead of listing it."""
 
     def __post_init__(self) -> None:
-        for name, kinds in _TYPES.items():
-            given = getattr(self, name)
-            if not isinstance(given, kinds) or isinstance(given, bool):
-                wanted = " or ".join(_KINDS.get(kind, f"a {kind.__name__}") for kind in kinds)
-                raise InputError(f"{name} is {wanted}, not {given!r}.")
+        self._check_kinds()
         if self.dtype not in DTYPES:
             raise InputError(f"--dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}.")
         if self.batch_size < 1:
@@ -71,13 +56,36 @@ class ScanOptions:
             raise InputError(f"--size is a positive number of pixels, not {self.size}.")
         if self.limit is not None and self.limit < 1:
             raise InputError(f"--limit is at least 1, not {self.limit}.")
-        if self.layers == ():
-            raise InputError("No layer is named: leave layers out to measure all.")
         if self.definition.axis not in RATIOS:
             raise InputError(
                 f"The definition {self.definition.name!r} goes by {self.definition.axis}; a run's definition goes by "
                 f"{' or '.join(RATIOS)}."
             )
+        if self.layers is not None and not self.layers:
+            raise InputError("No layers were named: give at least one, or leave layers out for all of them.")
+
+    def _check_kinds(self) -> None:
+        """Raises InputError for a value of the wrong kind: better now than when a folder has been made."""
+        wanted: dict[str, tuple[type | tuple[type, ...], str]] = {
+            "size": ((int, str), "a number of pixels or 'native'"),
+            "batch_size": (int, "a whole number"),
+            "dtype": (str, "a word"),
+            "workers": (int, "a whole number"),
+            "limit": ((int, type(None)), "a whole number or None"),
+            "seed": (int, "a whole number"),
+            "rule": (SinkRule, "a SinkRule"),
+            "definition": (SinkDefinition, "a SinkDefinition or its name"),
+            "layers": ((tuple, type(None)), "several whole numbers or None"),
+            "fast": (bool, "True or False"),
+            "strict_images": (bool, "True or False"),
+        }
+        for name, (kind, words) in wanted.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                raise InputError(f"The option {name} is {words}, not {value!r}.")
+        for layer in self.layers or ():
+            if not isinstance(layer, int) or isinstance(layer, bool):
+                raise InputError(f"A layer is a whole number, not {layer!r}.")
 
     def transform(self, model: Model) -> ImageTransform:
         """The pixels that this model will see. Raises InputError for a size that the model cannot take."""
@@ -112,11 +120,11 @@ class ScanOptions:
 
     def settings(self, model: Model, images: ImageList, device: str) -> dict[str, Any]:
         """Everything that the head table depends on, for the run's fingerprint."""
-        provenance = model.provenance
-        identity = {"architecture": provenance.architecture, "parameters": provenance.parameters}
+        from sinklab.sinks.identity import model_identity
+
         return {
-            "model": {**identity, "sha256": provenance.sha256 or weights_digest(model)},
-            "images": {"sha256": images.sha256, "count": len(images)},
+            "model": {**model_identity(model), "preprocessing": asdict(self.transform(model))},
+            "images": {"names_and_sizes": images.sha256, "count": len(images)},
             "options": {
                 "size": self.size,
                 "batch_size": self.batch_size,
@@ -129,14 +137,3 @@ class ScanOptions:
                 "seed": self.seed,
             },
         }
-
-
-def weights_digest(model: Model) -> str:
-    """A hash of the weights of a model that came from no file: shapes, and sums in float64, of every tensor."""
-    import hashlib
-
-    digest = hashlib.sha256()
-    for name, tensor in model.module.state_dict().items():
-        total = tensor.double().sum().item(), tensor.double().abs().sum().item()
-        digest.update(f"{name} {tuple(tensor.shape)} {total!r}\n".encode())
-    return digest.hexdigest()

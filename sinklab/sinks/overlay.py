@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sinklab.data.images import open_image
+from sinklab.data.images import UnreadableImage, open_image
 from sinklab.hooks.manager import HookManager, Reader
 from sinklab.sinks.scan import as_input, precision
 
@@ -74,21 +74,29 @@ def choose(sinks: pd.DataFrame, summary: dict[str, Any], definition: str) -> pd.
 
 def write_overlays(
     model: Model, images: ImageList, transform: ImageTransform, run: Run, options: ScanOptions, chosen: pd.DataFrame
-) -> None:
-    """`overlays/columns.parquet`, one row per (image, layer, head, query), and the crops that the model saw."""
+) -> list[str]:
+    """`overlays/columns.parquet`, one row per (image, layer, head, query), and the crops that the model saw.
+
+    Images that have gone since they were measured are left out; returned are sentences that say so.
+    """
     import pandas as pd
 
     reader, rows = _ColumnReader(), []
     pictures: dict[str, str] = {}
     grids: dict[str, list[int]] = {}
+    gone: list[str] = []
     refs = {ref.id: ref for ref in images}
     names = [str(name) for name in chosen.columns]
     with precision(options.dtype, model.device):
         for index, same_image in chosen.groupby("image_index", sort=True):
             events: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in same_image.to_numpy()]
             image = str(events[0]["image"])
-            picture = transform.crop(open_image(refs[image]), image)
-            pixels = transform(open_image(refs[image]), image)[None]
+            try:
+                opened = open_image(refs[image])
+                picture, pixels = transform.crop(opened, image), transform(opened, image)[None]
+            except UnreadableImage as error:
+                gone.append(f"{error} It was measured, but is not among the photographs.")
+                continue
             reader.columns, reader.wanted = {}, {}
             for event in events:
                 reader.wanted.setdefault(event["layer"], {})[event["head"]] = event["sink_index"]
@@ -112,3 +120,4 @@ def write_overlays(
     for path in (run.path / "overlays").glob("picture-*.jpg"):  # of an earlier rule or definition
         if f"overlays/{path.name}" not in pictures.values():
             path.unlink()
+    return gone

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sinklab.data.images import UnreadableImage, batch_numbers, batches, open_image
-from sinklab.errors import InputError
+from sinklab.data.images import Batch, UnreadableImage, batch_numbers, batches, open_image
+from sinklab.errors import InputError, printable
 from sinklab.hooks.manager import HookManager
 from sinklab.hooks.proof import Proof, prove
 from sinklab.sinks.reader import StatisticsReader
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
-    from sinklab.data.images import Batch, ImageList, ImageTransform
+    from sinklab.data.images import ImageList, ImageTransform
     from sinklab.handle import Model
     from sinklab.models.tokens import TokenMap
     from sinklab.run import Run
@@ -68,7 +68,7 @@ def first_readable(images: ImageList, transform: ImageTransform, *, strict: bool
         except UnreadableImage as error:
             if strict:
                 raise
-            reason = reason or f"{ref.id}: {error.reason}"
+            reason = reason or f"{printable(ref.id)}: {printable(error.reason)}"
     raise InputError(f"None of the {len(images)} images can be used; the first: {reason}.")
 
 
@@ -88,6 +88,20 @@ def unchecked(proofs: Sequence[Proof]) -> list[str]:
         f"not checked at {where}: that the heads' updates and bias are what the block adds. Its second norm was not "
         "recognised, so the residual stream between attention and MLP could not be seen"
     ]
+
+
+def rehearse(model: Model, pixels: Tensor, transform: ImageTransform, options: ScanOptions) -> None:
+    """One image, pixels [1 3 H W], the whole way to its rows: what a scan would stumble over is known beforehand."""
+    chosen = [site for site in model.sites if options.layers is None or site.layer in options.layers]
+    reader = StatisticsReader(chosen, attention=options.rule.attention, device=model.device, fast=options.fast)
+    attend = reader.attend if options.fast else None
+    with (
+        precision(options.dtype, model.device),
+        HookManager(model, reader, attend=attend, layers=options.layers) as hooks,
+    ):
+        hooks.run(as_input(model, pixels))
+    batch = Batch(number=0, indices=[0], ids=["rehearsal"], pixels=pixels, skipped=[])
+    head_rows(batch, *reader.take(), model.tokens, transform)
 
 
 def as_input(model: Model, pixels: Tensor) -> Tensor:
@@ -146,7 +160,7 @@ def scan(
                 hooks.run(as_input(model, batch.pixels))
                 frame = head_rows(batch, *reader.take(), model.tokens, transform)
                 busy += perf_counter() - before
-            parts.add(batch.number, frame, batch.skipped)
+            parts.add(batch.number, frame, batch.skipped, zip(batch.indices, batch.digests, strict=True))
             seen += len(batch.ids)
             finished += len(batch.ids) + len(batch.skipped)
             if progress is not None:

@@ -133,3 +133,57 @@ def test_a_file_named_outright_may_have_any_extension_if_it_is_a_picture(tmp_pat
     (tmp_path / "notes.txt").write_text("words")
     with pytest.raises(InputError, match=r"notes\.txt is not an image: sinklab takes JPEG"):
         find_images(tmp_path / "notes.txt")
+
+
+def run_folder(path: Path, paint: Paint) -> Path:
+    paint(path / "figures" / "fig1.png")
+    paint(path / "overlays" / "picture-0.jpg")
+    (path / "run.json").write_text('{"schema_version": 1, "sinklab": "0.1.0", "status": "running"')  # cut short
+    return path
+
+
+def test_the_pictures_of_sinklabs_own_runs_are_no_images_and_a_note_says_so(tmp_path: Path, paint: Paint) -> None:
+    paint(tmp_path / "photos" / "a" / "1.png")
+    run_folder(tmp_path / "photos" / "runs" / "x", paint)
+    run_folder(tmp_path / "elsewhere", paint)
+    (tmp_path / "photos" / "link").symlink_to(tmp_path / "elsewhere")
+    images = find_images(tmp_path / "photos")
+    assert [ref.id for ref in images] == ["a/1.png"]
+    assert images.notes == (f"Left out of {tmp_path}/photos, as sinklab's own runs: link, runs/x.",)
+
+
+@pytest.mark.parametrize("pattern", ["**/*.png", "*", "*/*", "*/*/*.png"])
+def test_a_pattern_does_not_reach_into_sinklabs_own_runs(tmp_path: Path, paint: Paint, pattern: str) -> None:
+    for name in ("1.png", "a/2.png", "a/b/3.png"):
+        paint(tmp_path / "photos" / name)
+    run_folder(tmp_path / "photos" / "r", paint)
+    run_folder(tmp_path / "photos" / "a" / "b" / "r", paint)
+    images = find_images(f"{tmp_path}/photos/{pattern}")
+    assert len(images) > 0
+    assert not any("fig1" in ref.id or "picture" in ref.id for ref in images)
+    assert any("sinklab's own runs" in note for note in images.notes)
+
+
+def test_a_relative_pattern_leaves_runs_out_too(tmp_path: Path, paint: Paint, monkeypatch: pytest.MonkeyPatch) -> None:
+    paint(tmp_path / "a" / "1.png")
+    run_folder(tmp_path / "r", paint)
+    monkeypatch.chdir(tmp_path)
+    assert ids("*/*.png") == ids("**/*.png") == ["a/1.png"]
+
+
+def test_a_folder_of_nothing_but_runs_says_so(tmp_path: Path, paint: Paint) -> None:
+    run_folder(tmp_path / "r", paint)
+    for folder, named in ((tmp_path, "r"), (tmp_path / "r", r"\.")):
+        with pytest.raises(NotFoundError, match=rf"holds no images .* as sinklab's own runs: {named}\."):
+            find_images(folder)
+
+
+def test_a_run_file_of_another_program_hides_nothing(tmp_path: Path, paint: Paint) -> None:
+    paint(tmp_path / "a" / "1.png")
+    (tmp_path / "a" / "run.json").write_text('{"name": "another tool"}')
+    assert ids(tmp_path) == ["a/1.png"]
+
+
+def test_a_folder_inside_a_run_can_be_named_outright(tmp_path: Path, paint: Paint) -> None:
+    run_folder(tmp_path / "r", paint)
+    assert ids(tmp_path / "r" / "overlays") == ["picture-0.jpg"]

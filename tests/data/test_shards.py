@@ -116,3 +116,72 @@ def test_an_archive_that_was_written_as_a_stream_reads_the_same(tmp_path: Path, 
             target.addfile(member, source.extractfile(member))
     (tmp_path / "t.tar").write_bytes(stream.getvalue())
     assert [open_image(ref).getpixel((0, 0)) for ref in find_images(tmp_path / "t.tar")] == [(10, 0, 0), (77, 0, 0)]
+
+
+BLOCK = 512
+
+
+@pytest.fixture
+def six(tmp_path: Path, shard: Shard) -> Path:
+    return shard(tmp_path / "s.tar", {f"{i}.png": 20 * i for i in range(6)})
+
+
+def headers(path: Path) -> list[int]:
+    with tarfile.open(path) as archive:
+        return [member.offset for member in archive]
+
+
+def flipped(content: bytearray, third: int) -> bytes:
+    content[third + 10] ^= 0xFF
+    return bytes(content)
+
+
+def zeroed(content: bytearray, third: int) -> bytes:
+    content[third : third + BLOCK] = bytes(BLOCK)
+    return bytes(content)
+
+
+def zeros_in_the_middle(content: bytearray, third: int) -> bytes:
+    content[third : third + 2 * BLOCK] = bytes(2 * BLOCK)
+    return bytes(content)
+
+
+DAMAGE: dict[str, tuple[Callable[[bytearray, int], bytes], str]] = {
+    "a byte of a header": (flipped, "there is more at byte"),
+    "a header of zeros": (zeroed, "there is more at byte"),
+    "two blocks of zeros": (zeros_in_the_middle, "there is more at byte"),
+    "cut between two members": (lambda content, third: bytes(content[:third]), "end mark .* is missing"),
+    "cut inside a header": (lambda content, third: bytes(content[: third + 100]), "there is more at byte"),
+    "cut inside zeros": (lambda content, third: bytes(content[:third]) + bytes(BLOCK + 9), "end mark .* is missing"),
+    "two archives": (lambda content, third: bytes(content * 2), "several archives one after another"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_shard_never_loses_members_silently(six: Path, kind: str) -> None:
+    damage, said = DAMAGE[kind]
+    place = headers(six)[3]
+    six.write_bytes(damage(bytearray(six.read_bytes()), place))
+    with pytest.raises(InputError, match=rf"The shard .*s\.tar is .*{said}"):
+        find_images(six)
+
+
+def test_no_flipped_byte_of_a_header_goes_unnoticed(six: Path) -> None:
+    whole, wanted = six.read_bytes(), [ref.id for ref in find_images(six)]
+    for header in headers(six):
+        for place in (0, 99, 124, 130, 148, 156, 257, 345, 499):
+            content = bytearray(whole)
+            content[header + place] ^= 0x04
+            six.write_bytes(content)
+            with pytest.raises(InputError, match=r"s\.tar"):
+                find_images(six)
+    six.write_bytes(whole)
+    assert [ref.id for ref in find_images(six)] == wanted
+
+
+def test_the_padding_at_the_end_may_be_of_any_length(six: Path) -> None:
+    content = six.read_bytes().rstrip(b"\0")
+    content += bytes(-len(content) % BLOCK)
+    for blocks in (2, 3, 20, 5000):
+        six.write_bytes(content + bytes(BLOCK * blocks))
+        assert len(find_images(six)) == 6

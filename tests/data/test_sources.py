@@ -179,3 +179,26 @@ def test_importing_and_listing_loads_no_heavy_library() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("between", ["\u2028", "\x0b", "\x0c", "\x85", "\x1c", "\u2029", "\r"])
+def test_a_list_is_cut_at_line_ends_only(tmp_path: Path, paint: Paint, between: str) -> None:
+    name = f"a{between}b.png"
+    paint(tmp_path / "plain.png").rename(tmp_path / name)
+    paint(tmp_path / "c.png")
+    (tmp_path / "l.txt").write_bytes(f"{name}\r\n\r\n  \n # words\nc.png".encode())
+    assert [ref.id for ref in find_images(f"@{tmp_path}/l.txt")] == [name, "c.png"]
+
+
+def test_spaces_round_a_name_in_a_list_belong_to_it_where_a_file_is_so_named(tmp_path: Path, paint: Paint) -> None:
+    paint(tmp_path / "a.png")
+    (tmp_path / "l.txt").write_text(" a.png \n")
+    assert [ref.id for ref in find_images(f"@{tmp_path}/l.txt")] == ["a.png"]
+    paint(tmp_path / "plain.png").rename(tmp_path / " a.png ")
+    assert [ref.id for ref in find_images(f"@{tmp_path}/l.txt")] == [" a.png "]
+
+
+@pytest.mark.parametrize("given", ["", "  ", "@"])
+def test_an_empty_source_is_not_the_present_folder(given: str) -> None:
+    with pytest.raises(InputError, match="names no images .*unset variable"):
+        find_images(given)
