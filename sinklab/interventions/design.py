@@ -91,7 +91,9 @@ def make_design(material: Material, choice: Choice, edits: Sequence[str], *, joi
             rows.append(event | {"edit": edit, "joint": 0, "edited_index": member[3]})
     if joint:
         _add_joint(rows, members, choice)
-    notes = tuple(f"{count} {'row was' if count == 1 else 'rows were'} left out: {reason}." for reason, count in dropped.items())
+    notes = tuple(
+        f"{count} {'row was' if count == 1 else 'rows were'} left out: {reason}." for reason, count in dropped.items()
+    )
     table = pd.DataFrame(members, columns=MEMBER_COLUMNS)
     found = pd.DataFrame(rows)
     if len(found):

@@ -76,7 +76,9 @@ def _class_finding(causal: Causal, name: str, rows: list[dict[str, Any]]) -> dic
     undecided: dict[str, list[str]] = {}
     for row in rows:
         if row["agrees"] not in ("True", "False"):
-            undecided.setdefault(row["reason"] or "no reason was saved", []).append(head_name(row["layer"], row["head"]))
+            undecided.setdefault(row["reason"] or "no reason was saved", []).append(
+                head_name(row["layer"], row["head"])
+            )
     return {
         "name": name,
         "lead": _lead(causal, name, verdicts.get(leading), rows),

@@ -148,7 +148,7 @@ def _lines(axes: Axes, upright: Sequence[float], level: Sequence[float]) -> list
 def _lead(axes: Axes, start: Sequence[float], end: Sequence[float]) -> None:
     (x, y), (to_x, to_y) = (axes.transData.inverted().transform(each) for each in (start, end))
     axes.annotate("", xy=(x, y), xytext=(to_x, to_y), zorder=1,
-                  arrowprops={"arrowstyle": "-", "color": MUTED, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 3})  # fmt: skip
+                  arrowprops={"arrowstyle": "-", "color": MUTED, "linewidth": 0.6, "shrinkB": 3})  # fmt: skip
 
 
 def _meet(one: Sequence[float], other: Sequence[float]) -> bool:

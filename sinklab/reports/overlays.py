@@ -30,7 +30,7 @@ NEARLY_ALL = 0.995
 """Attention from which on two decimals would print 1.00."""
 LARGEST_SIDE = 448
 LARGEST_JPEG = 80_000
-MOST_OPAQUE = 0.62
+MOST_OPAQUE = 0.5
 """Opacity of the heat where all attention goes to the sink; the picture is still seen through it."""
 
 

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from markupsafe import Markup
 
-from sinklab.reports import captions, causal, causal_method, effects, overlay_sheet, overlays, sections, sureness, tables, wording
+from sinklab.reports import (
+    captions,
+    causal,
+    causal_method,
+    effects,
+    overlay_sheet,
+    overlays,
+    sections,
+    sureness,
+    tables,
+    wording,
+)
 from sinklab.reports.causal_figures import effects_figure, joint_figure
 from sinklab.reports.figures import fullness
 from sinklab.reports.palette import CLASS_NAME, CLASSES, HEAT_RAMP, KIND_GLYPH, KIND_NAME

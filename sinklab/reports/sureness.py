@@ -27,7 +27,10 @@ WITHIN = f"{NEAR * 100:.0f}{THIN}%"
 
 def near_limits(events: pd.DataFrame, definition: SinkDefinition) -> dict[str, pd.Series[bool]]:
     """For every limit of the definition, in words, which events lie near it."""
-    limits = [("NOP limit", definition.axis, definition.nop), ("broadcast limit", definition.axis, definition.broadcast)]
+    limits = [
+        ("NOP limit", definition.axis, definition.nop),
+        ("broadcast limit", definition.axis, definition.broadcast),
+    ]
     if definition.stable_rank is not None:
         limits.append(("stable-rank limit", "stable_rank", definition.stable_rank))
     return {
@@ -72,7 +75,7 @@ def _near_words(events: pd.DataFrame, definition: SinkDefinition) -> str:
     total = near_any(events, definition)
     lie = "lies" if total == 1 else "lie"
     if not total:
-        return f"None of {plural(len(events), 'event')} lies within {WITHIN} of a limit of the definition."
+        return f"Of {plural(len(events), 'event')} none lies within {WITHIN} of a limit of the definition."
     return f"{total} of {plural(len(events), 'event')} {lie} within {WITHIN} of a limit of the definition: {stated}."
 
 
@@ -130,7 +133,9 @@ def _moved(name: str, cells: pd.DataFrame) -> str:
         stay = "stays" if counts[place] == 1 else "stay" if counts[place] else "is"
         kept = counts[place] or "none"
         words.append(f"{stay} {kept} with the limit at {limits[low]:g} to {limits[high]:g}")
-    beyond = [f"{counts[each]} at a limit of {limits[each]:g}" for each in (low - 1, high + 1) if 0 <= each < len(counts)]
+    beyond = [
+        f"{counts[each]} at a limit of {limits[each]:g}" for each in (low - 1, high + 1) if 0 <= each < len(counts)
+    ]
     if beyond:
         words.append(f"would be {joined(beyond)}")
     return f"{said} {' and '.join(words)}"

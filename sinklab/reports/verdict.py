@@ -1,4 +1,4 @@
-"""The answer in a few lines: how many heads sink, which of them as what, on which token; one unit a line, heads by name."""
+"""The answer in a few lines: how many heads sink, which of them as what, on which token; heads by name."""
 
 from __future__ import annotations
 
