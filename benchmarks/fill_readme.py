@@ -27,16 +27,17 @@ def demo_text(result: dict[str, Any]) -> str:
     number = {name: _count(len(mine), "head") for name, mine in as_class.items()}
     height, width = result["conditions"]["size"]
     return (
-        f"**What you see.** On {images} photographs at {height}x{width} px, {len(heads)} of the {result['pairs']} heads "
-        f"of this DINOv2 ViT-S/14 sink in at least one of them. A head that sinks in one photograph is an *event*; there "
-        f"are {result['events']}: {causal['nop']} NOP, {causal['broadcast']} broadcast and {causal['intermediate']} "
-        f"intermediate ones (definition `causal`). By most of its events a head is a NOP ({number['nop']}), a broadcast "
-        f"({number['broadcast']}) or intermediate ({number['intermediate']}). {result['near_a_limit']} events lie within "
-        f"20 % of a limit of the definition; the report's *How sure* says what hangs on it. {_tells(quiet, images)} to {KIND[quiet['kind']]}, whose projected value is there "
+        f"**What you see.** On {images} photographs at {height}x{width} px, {len(heads)} of the {result['pairs']} "
+        "heads of this DINOv2 ViT-S/14 sink in at least one of them. A head that sinks in one photograph is an "
+        f"*event*; there are {result['events']}: {causal['nop']} NOP, {causal['broadcast']} broadcast and "
+        f"{causal['intermediate']} intermediate ones (definition `causal`). By most of its events a head is a NOP "
+        f"({number['nop']}), a broadcast ({number['broadcast']}) or intermediate ({number['intermediate']}). "
+        f"{result['near_a_limit']} events lie within 20 % of a limit of the definition; the report's *How sure* says "
+        f"what hangs on it. {_tells(quiet, images)} to {KIND[quiet['kind']]}, whose projected value is there "
         f"{quiet['median_value_ratio_out']:.2g} times as long as the mean of the other tokens' values: attending there "
         f"changes almost nothing, a NOP. {_tells(loud, images)} to {KIND[loud['kind']]}, whose value is "
         f"{loud['median_value_ratio_out']:.2g} times as long, and the update that the head adds has stable rank "
-        f"{loud['median_stable_rank']:.3g}: every token receives nearly the same vector, a broadcast. (Ratios and rank "
+        f"{loud['median_stable_rank']:.2f}: every token receives nearly the same vector, a broadcast. (Ratios and rank "
         "are medians over the head's events, inflow is their mean; all stand in the report's *Layer by layer*.)"
     )
 

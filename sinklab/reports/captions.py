@@ -182,8 +182,8 @@ def routes_figure(routes: pd.DataFrame, definition: SinkDefinition, counted: Cou
         reading=Markup(
             "A sink needs a large logit. By Lemma 3 of the paper the head can get it from the weights, when one "
             "singular direction of Θ = W<sub>Q</sub> W<sub>K</sub>ᵀ outweighs the rest (to the right), or from the "
-            "token, when the sink’s residual stream is far longer than a typical token’s (upwards; the dashed line is the median token). Grey "
-            "points are heads without events. Neither sign alone makes a head a NOP."
+            "token, when the sink’s residual stream is far longer than a typical token’s (upwards; the dashed line is "
+            "the median token). Grey points are heads without events. Neither sign alone makes a head a NOP."
         ),
         counts=f"{counted.sentence(definition)} {plural(len(sunk), 'sunk head')}, {plural(len(quiet), 'other')}.",
         alt=f"Scatter of {plural(len(sunk), 'sunk head')} by the share of the first singular value of Θ (median "
