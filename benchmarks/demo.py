@@ -8,29 +8,36 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import sinklab
+from sinklab.reports.sureness import near_any
+from sinklab.reports.tables import head_table
+from sinklab.sinks.classify import both_definitions
+from sinklab.sinks.table import sink_table
 
 RESULT = Path(__file__).parent / "results" / "demo.json"
 
 
 def main() -> None:
-    """Diagnose the demo model on the demo photographs and keep what the README quotes."""
+    """Diagnose the demo model on the demo photographs and keep what the README quotes, as the report counts it."""
     with TemporaryDirectory() as folder:
         run = sinklab.diagnose("demo", "demo", output=Path(folder) / "run", report=False)
         heads, summary, config = run.heads, run.summary, run.config
-    columns = ["inflow", "value_ratio_head", "value_ratio_out", "stable_rank"]
-    first = heads[heads["layer"] == 0].groupby("head")[columns].agg(["mean", "median"])
-    events = sinklab.SinkRule.relaxed().events(heads)
-    block0 = [
+    rule, definition = sinklab.SinkRule.relaxed(), sinklab.SinkDefinition.causal()
+    table = head_table(heads, sink_table(heads, rule), rule, both_definitions())
+    sunk = table[table["events"] > 0].sort_values(["events", "layer", "head"], ascending=[False, True, True])
+    found = [
         {
-            "head": int(head),
-            "events": int(events[(heads["layer"] == 0) & (heads["head"] == head)].sum()),
-            "mean_inflow": round(float(row["inflow", "mean"]), 3),
-            "median_value_ratio_head": round(float(row["value_ratio_head", "median"]), 3),
-            "median_value_ratio_out": round(float(row["value_ratio_out", "median"]), 3),
-            "median_stable_rank": round(float(row["stable_rank", "median"]), 3),
-            "kind": str(heads[(heads["layer"] == 0) & (heads["head"] == head)]["sink_kind"].mode()[0]),
+            "layer": int(head["layer"]),
+            "head": int(head["head"]),
+            "events": int(head["events"]),
+            "class": head["class_causal"],
+            "of_that_class": int(head[f"{head['class_causal']}_causal"]),
+            "kind": head["kind"],
+            "event_inflow": round(float(head["event_inflow"]), 3),
+            "median_value_ratio_head": round(float(head["median_value_ratio_head"]), 3),
+            "median_value_ratio_out": round(float(head["median_value_ratio_out"]), 3),
+            "median_stable_rank": round(float(head["median_stable_rank"]), 3),
         }
-        for head, row in first.iterrows()
+        for head in sunk.to_dict("records")
     ]
     result = {
         "conditions": {
@@ -48,7 +55,8 @@ def main() -> None:
             name: {label: own[label]["total"] for label in ("nop", "broadcast", "intermediate")}
             for name, own in summary["by_definition"].items()
         },
-        "block0": block0,
+        "near_a_limit": near_any(heads[rule.events(heads)], definition),
+        "sunk_heads": found,
     }
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
     print(RESULT)

@@ -1,7 +1,8 @@
 """Put measured numbers into README.md: `python benchmarks/fill_readme.py`; with --check, fail if it is out of date.
 
 The text between `<!-- demo:begin -->` and `<!-- demo:end -->` comes from results/demo.json, that between the speed
-marks from results/diagnose.json. A number stands in one place: the result file.
+marks from results/diagnose.json, that between the patch marks from results/patch.json. A block whose file is not there
+is left as it is. A number stands in one place: the result file.
 """
 
 from __future__ import annotations
@@ -14,27 +15,54 @@ from typing import Any
 
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
+KIND = {"cls": "[CLS]", "register": "a register", "patch": "a patch"}
 
 
 def demo_text(result: dict[str, Any]) -> str:
-    """What a newcomer sees in the demo's report."""
-    sunk = result["heads_that_sink"]
-    sunk_on_cls = [head for head in result["block0"] if head["kind"] == "cls" and head["events"]]
-    quiet = min(sunk_on_cls, key=lambda head: head["median_value_ratio_out"])
-    loud = max(result["block0"], key=lambda h: h["mean_inflow"])
-    causal = result["classes"]["causal"]
+    """What a newcomer sees in the demo's report, in the report's own numbers: heads, or events, and said which."""
+    heads, causal, images = result["sunk_heads"], result["classes"]["causal"], result["images"]
+    as_class = {name: [head for head in heads if head["class"] == name] for name in causal}
+    quiet = min(as_class["nop"], key=lambda head: head["median_value_ratio_out"])
+    loud = max(as_class["broadcast"], key=lambda head: head["event_inflow"])
+    number = {name: _count(len(mine), "head") for name, mine in as_class.items()}
     height, width = result["conditions"]["size"]
     return (
-        f"**What you see.** On {result['images']} photographs at {height}x{width} px, {sunk['in_any_image']} of the "
-        f"{result['pairs']} heads of this DINOv2 ViT-S/14 sink in at least one of them; of the {result['events']} sink "
-        f"events {causal['nop']} are NOPs, {causal['broadcast']} broadcasts and {causal['intermediate']} lie between "
-        "(definition `causal`). Both kinds stand side by side in block 0. "
-        f"Head {quiet['head']} turns to [CLS] (mean inflow {quiet['mean_inflow']:.2f}), whose projected value has "
-        f"{quiet['median_value_ratio_out']:.2f} times the norm of the other tokens' values: attending there changes "
-        f"almost nothing, a NOP. Head {loud['head']} turns to a patch (mean inflow {loud['mean_inflow']:.2f}) with "
-        f"{loud['median_value_ratio_out']:.1f} times the others' norm, and the update that it adds has stable rank "
-        f"{loud['median_stable_rank']:.3f}: every token receives the same vector, a broadcast. (Ratios and rank are "
-        "medians over all photographs.)"
+        f"**What you see.** On {images} photographs at {height}x{width} px, {len(heads)} of the {result['pairs']} "
+        "heads of this DINOv2 ViT-S/14 sink in at least one of them. A head that sinks in one photograph is an "
+        f"*event*; there are {result['events']}: {causal['nop']} NOP, {causal['broadcast']} broadcast and "
+        f"{causal['intermediate']} intermediate ones (definition `causal`). By most of its events a head is a NOP "
+        f"({number['nop']}), a broadcast ({number['broadcast']}) or intermediate ({number['intermediate']}). "
+        f"{result['near_a_limit']} events lie within 20 % of a limit of the definition; the report's *How sure* says "
+        f"what hangs on it. {_tells(quiet, images)} to {KIND[quiet['kind']]}, whose projected value is there "
+        f"{quiet['median_value_ratio_out']:.2g} times as long as the mean of the other tokens' values: attending there "
+        f"changes almost nothing, a NOP. {_tells(loud, images)} to {KIND[loud['kind']]}, whose value is "
+        f"{loud['median_value_ratio_out']:.2g} times as long, and the update that the head adds has stable rank "
+        f"{loud['median_stable_rank']:.2f}: every token receives nearly the same vector, a broadcast. (Ratios and rank "
+        "are medians over the head's events, inflow is their mean; all stand in the report's *Layer by layer*.)"
+    )
+
+
+def _tells(head: dict[str, Any], images: int) -> str:
+    return (
+        f"Layer {head['layer']}, head {head['head']} sinks in {head['events']} of {images} photographs "
+        f"(inflow {head['event_inflow']:.2f})"
+    )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def patch_text(result: dict[str, Any]) -> str:
+    """What `sinklab patch` costs and says on the demo: results/patch.json, key "demo"."""
+    demo = result["demo"]
+    means = []
+    for name, edits in demo["class_means"].items():
+        said = ", ".join(f"{edit} {float(mean):.2g}" for edit, mean in edits.items())
+        means.append(f"of the {name.upper() if name == 'nop' else name} heads {said}")
+    return (
+        f"On the demo that is {demo['rows']} edited passes in {demo['seconds']:.0f} s. The mean relative change of the "
+        f"patch tokens is, {'; '.join(means)}."
     )
 
 
@@ -45,8 +73,9 @@ def speed_text(result: dict[str, Any]) -> str:
 
 def filled(text: str) -> str:
     """The README with every block whose result file exists."""
-    for name, words in (("demo", demo_text), ("speed", speed_text)):
-        path = HERE / "results" / {"demo": "demo.json", "speed": "diagnose.json"}[name]
+    files = {"demo": "demo.json", "speed": "diagnose.json", "patch": "patch.json"}
+    for name, words in (("demo", demo_text), ("speed", speed_text), ("patch", patch_text)):
+        path = HERE / "results" / files[name]
         if path.is_file():
             block = f"<!-- {name}:begin -->\n{words(json.loads(path.read_text()))}\n<!-- {name}:end -->"
             text = re.sub(rf"<!-- {name}:begin -->.*?<!-- {name}:end -->", lambda _, b=block: b, text, flags=re.DOTALL)

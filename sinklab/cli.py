@@ -163,6 +163,9 @@ def diagnose(
         for note in handle.provenance.notes:  # at the end, so that a refusal stands alone
             terminal.note(note)
         _say_skipped(run.skipped())
+        from sinklab.reports.spoken import verdict_lines
+
+        terminal.verdict(verdict_lines(run))
         print(run.path / ("summary.json" if no_report else "report.html"))
 
 

@@ -98,6 +98,9 @@ def patch(
             return
         for note in done.config["patch"]["notes"]:
             terminal.say(f"sinklab: note: {note}")
+        from sinklab.reports.spoken import causal_lines
+
+        terminal.verdict(causal_lines(done))
         print(done.path / ("tables/effects.csv" if no_report else "report.html"))
 
 

@@ -40,5 +40,6 @@ def device_name(device: Any) -> str:
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     if device.type == "cpu":
-        return f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"
+        threads = torch.get_num_threads()
+        return f"cpu ({platform.machine()}, {threads} thread{'' if threads == 1 else 's'})"
     return str(device)

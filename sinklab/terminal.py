@@ -38,6 +38,19 @@ def note(remark: object) -> None:
 _noted: set[str] = set()
 
 
+def verdict(lines: Sequence[str]) -> None:
+    """What was found, on standard error: folded between words on a terminal, a line each and plain in a pipe."""
+    if not sys.stderr.isatty():
+        for line in lines:
+            say(line)
+    elif os.environ.get("RANK", "0") == "0":
+        from rich.console import Console
+        from rich.text import Text
+
+        for line in lines:
+            Console(stderr=True, highlight=False).print(Text(line, style="bold"))
+
+
 def warnings_as_lines() -> None:
     """Warnings as one line each, without the source line of whoever issued them; sinklab's own are notes."""
     _noted.clear()

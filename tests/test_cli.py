@@ -65,6 +65,7 @@ def test_standard_output_holds_the_path_of_the_report_and_nothing_else(
     assert f"images {IMAGES}/{IMAGES}" in ended.stderr
     assert "\x1b" not in ended.stderr and "\r" not in ended.stderr  # a log file stays readable
     assert "Traceback" not in ended.stderr
+    assert re.search(r"^(None|\d+) of \d+ heads sinks?\b.* \(rule relaxed, definition causal\)\.$", ended.stderr, re.M)
 
     config = Run.open(run).config
     assert config["status"] == "complete"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 from pathlib import Path
@@ -47,6 +48,32 @@ def test_a_number_changed_by_hand_is_found_and_put_right(fill_readme: ModuleType
     assert fill_readme.filled(changed) == fill_readme.filled(README)
 
 
+def test_the_readme_says_the_demos_numbers_as_the_report_counts_them() -> None:
+    """Heads and events of the result file agree with each other, and the README names both units."""
+    result = json.loads((ROOT / "benchmarks/results/demo.json").read_text())
+    heads, causal = result["sunk_heads"], result["classes"]["causal"]
+    assert len(heads) == result["heads_that_sink"]["in_any_image"]
+    assert sum(head["events"] for head in heads) == sum(causal.values()) == result["events"]
+    block = re.search(r"<!-- demo:begin -->(.*?)<!-- demo:end -->", README, flags=re.DOTALL)
+    assert block is not None and f"{len(heads)} of the {result['pairs']} heads" in block[1]
+    named = re.findall(r"Layer (\d+), head (\d+) sinks in (\d+) of 12 photographs \(inflow ([\d.]+)\)", block[1])
+    saved = {(str(h["layer"]), str(h["head"]), str(h["events"]), f"{h['event_inflow']:.2f}") for h in heads}
+    assert len(named) == 2 and set(named) <= saved
+
+
+def test_a_block_without_its_result_file_is_left_alone_and_one_with_it_is_filled(
+    fill_readme: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fill_readme, "HERE", tmp_path)
+    assert fill_readme.filled(README) == README
+    (tmp_path / "results").mkdir()
+    means = {"nop": {"zero": 0.0431, "ordinary": 0.26}, "broadcast": {"zero": 0.054}}
+    written = {"demo": {"rows": 65, "seconds": 17.9, "class_means": means}}
+    (tmp_path / "results/patch.json").write_text(json.dumps(written))
+    block = fill_readme.filled(README).split("<!-- patch:begin -->")[1].split("<!-- patch:end -->")[0]
+    assert "65 edited passes in 18 s" in block and "NOP heads zero 0.043, ordinary 0.26" in block
+
+
 @pytest.mark.parametrize("command", commands())
 def test_every_command_of_the_readme_is_understood(command: str) -> None:
     words = shlex.split(command, comments=True)
@@ -57,14 +84,14 @@ def test_every_command_of_the_readme_is_understood(command: str) -> None:
 
 
 def test_the_readme_shows_the_commands() -> None:
-    assert {"diagnose", "doctor", "report", "models"} <= {word for line in commands() for word in line.split()}
+    assert {"diagnose", "doctor", "report", "patch", "models"} <= {word for line in commands() for word in line.split()}
 
 
 def test_every_option_that_the_readme_names_exists() -> None:
     prose = re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL)
     runner = CliRunner()
     known = "".join(
-        runner.invoke(app, [name, "--help"], env={"COLUMNS": "200"}).output for name in ("diagnose", "doctor")
+        runner.invoke(app, [name, "--help"], env={"COLUMNS": "200"}).output for name in ("diagnose", "doctor", "patch")
     )
     named = set(re.findall(r"`(--[a-z][a-z-]*)", prose))
     assert named and not {option for option in named if option not in known}

@@ -114,6 +114,25 @@ def test_on_a_terminal_the_doctor_says_what_its_marks_mean(width: int, monkeypat
     assert "|Δout|: output attached against plain" in " ".join(said.split())
 
 
+FOUND = ["6 of 72 heads sink: 2 NOP, 3 broadcast, 1 intermediate [so far].", "5 of 19 events lie near a limit."]
+
+
+@pytest.mark.parametrize("width", [20, 40, 200])
+def test_a_verdict_fits_the_window_and_loses_no_word(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    for name, value in (("COLUMNS", str(width)), ("LINES", "50"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stderr", screen)
+    terminal.verdict(FOUND)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
+    assert all(len(line) <= width for line in text.splitlines()) and text.split() == " ".join(FOUND).split()
+
+
+def test_in_a_pipe_a_verdict_is_plain_lines_apart_from_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.verdict(FOUND)
+    assert capsys.readouterr() == ("", "\n".join(FOUND) + "\n")
+
+
 def test_in_a_pipe_a_table_is_tab_separated(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.table("Title", ["name", "loads", "example"], NAMES)
     said = capsys.readouterr()

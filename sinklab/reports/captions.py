@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from sinklab.sinks.classify import SinkDefinition
 
 
+NEARLY_EVERY = 0.9
+"""Share of the images from which on a head is said to sink on nearly every one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
     """A figure that is ready for the page and for the disk: `table` is what it plots, row by row."""
@@ -111,11 +115,24 @@ def frequency_figure(table: pd.DataFrame, definition: SinkDefinition, counted: C
         title="How often each head is sunk",
         reading="One cell a head. Its fullness, and the number in it where there is room, is the percentage of images "
         "in which the head is sunk; its hue is the class of most of these events; an empty frame is a head that was "
-        "never sunk. Sinks usually live in a few heads that sink on nearly every image." + crossed,
+        f"never sunk.{_how_often(sunk)}{crossed}",
         counts=counted.sentence(definition),
         alt=f"Map of {plural(table['layer'].nunique(), 'layer')} by {plural(int(table['head'].max()) + 1, 'head')}: "
         f"{len(sunk)} of {plural(len(table), 'cell')} are filled.{seen}{crossed}",
         table=table[kept],
+    )
+
+
+def _how_often(sunk: pd.DataFrame) -> str:
+    """Whether this run's sinks live in heads that sink on nearly every image, or come and go."""
+    if not len(sunk):
+        return ""
+    most, often = float(sunk["frequency"].max()), int((sunk["frequency"] >= NEARLY_EVERY).sum())
+    if not often:
+        return f" No head sinks on nearly every image; the most frequent one does so on {percent(most)}."
+    heads = f"{often} of {plural(len(sunk), 'sunk head')}" if often < len(sunk) else "every head that sinks"
+    return f" Here {heads} {'sinks' if often == 1 or often == len(sunk) else 'sink'} on at least " + (
+        f"{percent(NEARLY_EVERY)} of the images."
     )
 
 
@@ -163,10 +180,10 @@ def routes_figure(routes: pd.DataFrame, definition: SinkDefinition, counted: Cou
         lambda width: figures.draw_routes(routes, definition.name, width),
         title="Two routes to a sink: a spectral spike, or a massive activation",
         reading=Markup(
-            "A sink needs a large logit. Lemma 3: the head can get it from the weights, when one singular direction of "
-            "Θ = W<sub>Q</sub> W<sub>K</sub>ᵀ outweighs the rest (to the right), or from the token, when the sink’s "
-            "residual stream is far longer than a typical token’s (upwards; the dashed line is the median token). Grey "
-            "points are heads without events. Neither sign alone makes a head a NOP."
+            "A sink needs a large logit. By Lemma 3 of the paper the head can get it from the weights, when one "
+            "singular direction of Θ = W<sub>Q</sub> W<sub>K</sub>ᵀ outweighs the rest (to the right), or from the "
+            "token, when the sink’s residual stream is far longer than a typical token’s (upwards; the dashed line is "
+            "the median token). Grey points are heads without events. Neither sign alone makes a head a NOP."
         ),
         counts=f"{counted.sentence(definition)} {plural(len(sunk), 'sunk head')}, {plural(len(quiet), 'other')}.",
         alt=f"Scatter of {plural(len(sunk), 'sunk head')} by the share of the first singular value of Θ (median "

@@ -13,7 +13,9 @@ from sinklab.reports.effects import CAUSAL_CLASSES, LARGE, SMALL, Causal, class_
 from sinklab.reports.palette import CLASS_NAME
 from sinklab.reports.sections import records
 from sinklab.reports.verdict import LIKENED
-from sinklab.reports.wording import joined, number, plural
+from sinklab.reports.wording import head_name, joined, number, plural, some
+from sinklab.sinks.classify import SinkDefinition
+from sinklab.sinks.rule import SinkRule
 
 MANY = 12
 """Of more heads than this a sentence names the first ones and points to the table."""
@@ -21,10 +23,26 @@ BEHAVES = {"nop": "like a NOP", "broadcast": "like a broadcast", "neither": "lik
 WHERE = {"1+": "layers ≥ 1", "0": "layer 0", "all": "all layers"}
 
 
+def judged_otherwise(config: dict[str, Any]) -> bool:
+    """Whether the interventions were made under another rule or definition than the one that the run has now."""
+    patch = config.get("patch")
+    settings = patch.get("settings") if isinstance(patch, dict) else None
+    if not isinstance(settings, dict) or "rule" not in settings or "definition" not in settings:
+        return False
+    rules = [SinkRule.from_dict(each["rule"]) for each in (settings, config)]
+    definitions = [SinkDefinition.from_saved(each["definition"]) for each in (settings, config)]
+    return rules[0] != rules[1] or definitions[0] != definitions[1]
+
+
 def absent(config: dict[str, Any], events: int) -> Markup:
     """The one sentence of a run without causal tables."""
     patch = config.get("patch")
     command = Markup("<code>sinklab patch RUN</code>")
+    if judged_otherwise(config):
+        return Markup(
+            "The interventions in this folder belong to another rule or definition and are not shown: their heads were "
+            "chosen and named by it. {} edits the heads of the present one."
+        ).format(Markup("<code>sinklab patch RUN --overwrite</code>"))
     if isinstance(patch, dict):
         return Markup(
             "Interventions were begun but have left no table of effects (status “{}”); {} goes on with them."
@@ -53,12 +71,14 @@ def _class_finding(causal: Causal, name: str, rows: list[dict[str, Any]]) -> dic
     leading = blocks if blocks in verdicts else next(iter(verdicts), "")
     others = [_sentence(_verdict_words(name, verdict)) for each, verdict in verdicts.items()
               if each in ("1+", "0") and leading in ("1+", "0") and each != leading]  # fmt: skip
-    against = [(head_name(row), BEHAVES.get(row["verdict"], row["verdict"]), row["reason"])
+    against = [(head_name(row["layer"], row["head"]), BEHAVES.get(row["verdict"], row["verdict"]), row["reason"])
                for row in rows if row["agrees"] == "False"]  # fmt: skip
     undecided: dict[str, list[str]] = {}
     for row in rows:
         if row["agrees"] not in ("True", "False"):
-            undecided.setdefault(row["reason"] or "no reason was saved", []).append(head_name(row))
+            undecided.setdefault(row["reason"] or "no reason was saved", []).append(
+                head_name(row["layer"], row["head"])
+            )
     return {
         "name": name,
         "lead": _lead(causal, name, verdicts.get(leading), rows),
@@ -67,17 +87,8 @@ def _class_finding(causal: Causal, name: str, rows: list[dict[str, Any]]) -> dic
         "tally": _tally(name, rows),
         "against": against[:MANY],
         "against_more": max(len(against) - MANY, 0),
-        "undecided": [(reason, _some(heads)) for reason, heads in undecided.items()],
+        "undecided": [(reason, some(heads, MANY)) for reason, heads in undecided.items()],
     }
-
-
-def head_name(row: dict[str, Any]) -> str:
-    """ "L3H1"."""
-    return f"L{row['layer']}H{row['head']}"
-
-
-def _some(names: list[str]) -> str:
-    return joined(names) if len(names) <= MANY else f"{', '.join(names[:MANY])} and {len(names) - MANY} more"
 
 
 def _class_verdicts(causal: Causal, name: str) -> dict[str, dict[str, Any]]:
@@ -165,6 +176,18 @@ def _counts(rows: list[dict[str, Any]]) -> tuple[int, int, int]:
 
 def verdict_sentence(causal: Causal) -> Markup:
     """The causal part in one sentence, for the verdict at the top of the page."""
+    finished = causal.patch.get("status", "complete") == "complete"
+    begun = Markup('<a href="#causal">Edited</a> one head at a time') + ("" if finished else " (not finished yet)")
+    return Markup("{}, {}.").format(begun, Markup("; ").join(_clauses(causal)))
+
+
+def class_lines(causal: Causal) -> list[str]:
+    """The causal verdict in plain words, a line a class."""
+    lines = [str(clause.striptags()) for clause in _clauses(causal)]
+    return [_sentence(line) for line in lines]
+
+
+def _clauses(causal: Causal) -> list[Markup]:
     rows = head_rows(causal)
     parts = []
     for name in CAUSAL_CLASSES:
@@ -172,9 +195,7 @@ def verdict_sentence(causal: Causal) -> Markup:
         verdicts = _class_verdicts(causal, name)
         verdict = verdicts.get(shown_blocks(causal, name)) or next(iter(verdicts.values()), None)
         parts.append(_clause(name, mine, verdict))
-    finished = causal.patch.get("status", "complete") == "complete"
-    begun = Markup('<a href="#causal">Edited</a> one head at a time') + ("" if finished else " (not finished yet)")
-    return Markup("{}, {}.").format(begun, Markup("; ").join(parts))
+    return parts
 
 
 def _clause(name: str, rows: list[dict[str, Any]], verdict: dict[str, Any] | None) -> Markup:

@@ -89,33 +89,66 @@ def kind_handles(kinds: Sequence[str], colour: str = PAPER) -> list[Any]:
     ]  # fmt: skip
 
 
-def label_points(axes: Axes, points: Sequence[tuple[float, float, str]], most: int = 14, size: float = 7.5) -> None:
+SPOTS = ((1, 0, 0), (-1, 0, 0), (1, 1, 0), (-1, 1, 0), (1, -1, 0), (-1, -1, 0))
+FARTHER = tuple((side, rise, away) for away in (1, 2, 3) for rise in (2, 1, 3, -2, 0) for side in (1, -1))
+"""Where a label may stand: side of its point, lines above it, and steps away; from afar a thin line leads to it."""
+
+
+def label_points(
+    axes: Axes,
+    points: Sequence[tuple[float, float, str]],
+    most: int = 14,
+    size: float = 7.5,
+    *,
+    upright: Sequence[float] = (),
+    level: Sequence[float] = (),
+) -> None:
     """Print the first `most` points' names beside them where that covers nothing; a name without room is left out.
 
-    points: (x, y, name) in data units, all that are drawn, the most important first. Boxes are judged from an average
-    letter, which is enough for names of a few letters and needs no renderer.
+    points: (x, y, name) in data units, all that are drawn, the most important first. upright, level: x and y of lines
+    that no name may lie on. Boxes are judged from an average letter, which is enough for names of a few letters and
+    needs no renderer.
     """
     figure = axes.get_figure()
     if figure is None:
         return
     figure.canvas.draw()  # settles the layout, without which data units have no place on the paper
     inch = figure.dpi
-    taken: list[tuple[float, float, float, float]] = []
+    frame = axes.get_window_extent()
     spots = [axes.transData.transform((x, y)) for x, y, _ in points]
     dot = 0.055 * inch
-    taken += [(x - dot, y - dot, x + dot, y + dot) for x, y in spots]
-    frame = axes.get_window_extent()
+    taken = [(x - dot, y - dot, x + dot, y + dot) for x, y in spots]
+    taken += _lines(axes, upright, level)
     for (x, y), (_, _, name) in list(zip(spots, points, strict=True))[:most]:
         wide, high = len(name) * size * 0.6 * inch / 72, size * 1.15 * inch / 72
-        for side, rise in ((1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1)):
-            left = x + dot * 1.3 if side > 0 else x - dot * 1.3 - wide
+        for side, rise, away in (*SPOTS, *FARTHER):
+            step = dot * 1.3 + away * 0.12 * inch
+            left = x + step if side > 0 else x - step - wide
             low = y - high / 2 + rise * high * 0.8
             box = (left, low, left + wide, low + high)
             if _inside(box, frame.extents) and not any(_meet(box, other) for other in taken):
                 taken.append(box)
-                x, y = axes.transData.inverted().transform((left, low + high * 0.22))
-                axes.text(x, y, name, fontsize=size, color=INK, ha="left", va="baseline")
+                if away:
+                    _lead(axes, (x, y), (left if side > 0 else left + wide, low + high / 2))
+                at = axes.transData.inverted().transform((left, low + high * 0.22))
+                axes.text(at[0], at[1], name, fontsize=size, color=INK, ha="left", va="baseline")
                 break
+
+
+def _lines(axes: Axes, upright: Sequence[float], level: Sequence[float]) -> list[tuple[float, float, float, float]]:
+    """The lines as thin boxes on the paper."""
+    frame, width = axes.get_window_extent(), 1.5
+    across = [float(axes.transData.transform((x, axes.get_ylim()[0]))[0]) for x in upright]
+    up = [float(axes.transData.transform((axes.get_xlim()[0], y))[1]) for y in level]
+    return [(x - width, frame.y0, x + width, frame.y1) for x in across] + [
+        (frame.x0, y - width, frame.x1, y + width) for y in up
+    ]
+
+
+def _lead(axes: Axes, start: Sequence[float], end: Sequence[float]) -> None:
+    (x, y), (to_x, to_y) = (axes.transData.inverted().transform(each) for each in (start, end))
+    axes.annotate("", xy=(x, y), xytext=(to_x, to_y), zorder=1,
+                  arrowprops={"arrowstyle": "-", "color": MUTED, "linewidth": 0.6, "shrinkB": 3})  # fmt: skip
 
 
 def _meet(one: Sequence[float], other: Sequence[float]) -> bool:

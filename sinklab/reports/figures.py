@@ -125,7 +125,9 @@ def draw_plane(heads: pd.DataFrame, definition: Any, width: float = drawing.WIDE
         ordered = heads.sort_values(["events", "layer", "head"], ascending=[False, True, True])
         points = [(max(getattr(row, axis), SMALLEST_RATIO), row.median_stable_rank, f"L{row.layer}H{row.head}")
                   for row in each_row(ordered)]  # fmt: skip
-        drawing.label_points(axes, points)
+        rank = [] if definition.stable_rank is None else [definition.stable_rank]
+        drawing.label_points(axes, points, size=6.5 if narrow else 7.5,
+                             upright=[definition.nop, definition.broadcast], level=rank)  # fmt: skip
     return figure
 
 
@@ -175,7 +177,7 @@ def draw_routes(routes: pd.DataFrame, definition: str, width: float = drawing.WI
                       ncols=3 if narrow else 7)  # fmt: skip
         ordered = sunk.sort_values(["events", "layer", "head"], ascending=[False, True, True])
         drawing.label_points(axes, [(row.sigma1_share, row.token_norm_ratio, f"L{row.layer}H{row.head}")
-                                    for row in each_row(ordered)])  # fmt: skip
+                                    for row in each_row(ordered)], size=6.5 if narrow else 7.5, level=[1])  # fmt: skip
     return figure
 
 

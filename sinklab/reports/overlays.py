@@ -15,7 +15,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinklab.reports.palette import CLASS_NAME, HEAT_RAMP, blend, rgb
+from sinklab.reports.palette import HEAT_RAMP, blend, rgb
 from sinklab.reports.saved import reading
 from sinklab.reports.sections import prefix_names
 from sinklab.reports.wording import fixed
@@ -29,9 +29,12 @@ HEADS_SHOWN = 4
 """At most so many heads of a class are shown."""
 IMAGES_SHOWN = 4
 """At most so many photographs of a head are shown."""
+NEARLY_ALL = 0.995
+"""Attention from which on two decimals would print 1.00."""
 LARGEST_SIDE = 448
 LARGEST_JPEG = 80_000
-HEAT_OPACITY = 0.62
+MOST_OPAQUE = 0.5
+"""Opacity of the heat where all attention goes to the sink; the picture is still seen through it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +67,18 @@ class Example:
     high: float
 
     @property
+    def spread(self) -> str:
+        """What the patches give the sink, in words; nothing that reads like rounding."""
+        if not isfinite(self.low):
+            return "what the patches give it is not known"
+        if self.low >= NEARLY_ALL:
+            return f"all patches give it at least {NEARLY_ALL:g} of their attention"
+        return f"patches give it {fixed(self.low)} to {fixed(self.high)}, median {fixed(self.median)}"
+
+    @property
     def alt(self) -> str:
         """What the picture shows, in words with its numbers."""
-        spread = f"between {fixed(self.low)} and {fixed(self.high)} (median {fixed(self.median)})"
-        return f"{self.photograph.image}: its patches give {spread} of their attention to the sink, {self.sink}."
+        return f"{self.photograph.image}: the sink is {self.sink}; {self.spread}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,12 +162,18 @@ def _example(photograph: Photograph, rows: pd.DataFrame, listed: dict[str, Any],
         extent=(width, height),
         box=box,
         sink=words,
-        prefix=[(names[query], fixed(float(attention[query])), blend(HEAT_RAMP, float(attention[query])))
+        prefix=[(names[query], fixed(float(attention[query])), _swatch(float(attention[query])))
                 for query in range(prefix) if query in attention.index],
         low=known[0] if known else float("nan"),
         median=known[len(known) // 2] if known else float("nan"),
         high=known[-1] if known else float("nan"),
     )  # fmt: skip
+
+
+def _swatch(attention: float) -> str:
+    """The heat's colour as CSS, as strong as on the picture."""
+    red, green, blue = rgb(blend(HEAT_RAMP, attention))
+    return f"rgb({red} {green} {blue} / {opacity(attention):.2f})"
 
 
 def _extent(photograph: Photograph, rows: int, columns: int, config: dict[str, Any]) -> tuple[float, float]:
@@ -184,57 +201,18 @@ def _photograph(key: str, image: str, jpeg: bytes) -> Photograph:
     return Photograph(key=key, image=image, uri=uri, width=opened.width, height=opened.height)
 
 
+def opacity(attention: float) -> float:
+    """How much of the picture the heat covers: nothing where no attention is given, the more the more is."""
+    return MOST_OPAQUE * min(max(attention, 0.0), 1.0)
+
+
 def _heat(patches: list[float], rows: int, columns: int) -> str:
     """A PNG of one pixel a patch as a data URI; a patch without a number is clear."""
     from PIL import Image
 
     heat = Image.new("RGBA", (columns, rows))
-    heat.putdata([(*rgb(blend(HEAT_RAMP, each)), round(255 * HEAT_OPACITY)) if isfinite(each) else (0, 0, 0, 0)
+    heat.putdata([(*rgb(blend(HEAT_RAMP, each)), round(255 * opacity(each))) if isfinite(each) else (0, 0, 0, 0)
                   for each in patches])  # fmt: skip
     written = io.BytesIO()
     heat.save(written, format="PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(written.getvalue()).decode()
-
-
-def overlay_png(shown: HeadExamples) -> bytes:
-    """The head's photographs side by side as one PNG, for use outside the page."""
-    from PIL import Image, ImageDraw
-
-    side, gap = 280, 12
-    sheet = Image.new("RGB", ((side + gap) * len(shown.examples) + gap, side + 2 * gap + 22), "white")
-    pen = ImageDraw.Draw(sheet)
-    title = f"layer {shown.layer}, head {shown.head}: {CLASS_NAME.get(shown.label, shown.label)}"
-    title += f", sunk in {shown.events} of {shown.images}"
-    pen.text((gap, gap - 4), title, fill="#1c2128", font_size=14)
-    for place, example in enumerate(shown.examples):
-        panel = _composed(example)
-        scale = side / max(panel.size)
-        panel = panel.resize((round(panel.width * scale), round(panel.height * scale)), Image.Resampling.LANCZOS)
-        corner = (gap + place * (side + gap), gap + 22)
-        sheet.paste(panel, corner)
-        if example.box is None:
-            continue
-        x, y, wide, high = (each * scale for each in example.box)
-        frame = (corner[0] + x - 2, corner[1] + y - 2, corner[0] + x + wide + 2, corner[1] + y + high + 2)
-        pen.rectangle(frame, outline="#00e5ff", width=3)
-    written = io.BytesIO()
-    sheet.save(written, format="PNG")
-    return written.getvalue()
-
-
-def _composed(example: Example) -> Image:
-    """The grey photograph with its heat map on it."""
-    from PIL import Image
-
-    grey = _opened(example.photograph.uri).convert("L").convert("RGBA")
-    heat = _opened(example.heat_uri).resize(
-        (round(example.extent[0]), round(example.extent[1])), Image.Resampling.NEAREST
-    )
-    grey.alpha_composite(heat)
-    return grey.convert("RGB")
-
-
-def _opened(uri: str) -> Image:
-    from PIL import Image
-
-    return Image.open(io.BytesIO(base64.b64decode(uri.split(",", 1)[1])))

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from markupsafe import Markup
 
-from sinklab.reports import captions, causal, causal_method, effects, overlays, sections, tables, wording
+from sinklab.reports import (
+    captions,
+    causal,
+    causal_method,
+    effects,
+    overlay_sheet,
+    overlays,
+    sections,
+    sureness,
+    tables,
+    wording,
+)
 from sinklab.reports.causal_figures import effects_figure, joint_figure
 from sinklab.reports.figures import fullness
 from sinklab.reports.palette import CLASS_NAME, CLASSES, HEAT_RAMP, KIND_GLYPH, KIND_NAME
@@ -25,6 +36,10 @@ from sinklab.sinks.table import counts_per_image, kind_by_layer, sensitivity, si
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+PAPER = "A Unifying View of Attention Sinks: From Mechanisms to Architectural Interventions"
+"""The paper whose definitions, figures and tables the report repeats, by its full title."""
 
 
 class SavedRun(Protocol):
@@ -58,8 +73,9 @@ class Findings:
     routes: pd.DataFrame
     has_spectrum: bool
     verdict: Verdict
+    how_sure: list[str]
     causal: effects.Causal | None
-    """None for a run without interventions."""
+    """None for a run without interventions, or with interventions under another rule or definition."""
 
 
 def write_report(run: SavedRun) -> Path:
@@ -85,7 +101,7 @@ def write_report(run: SavedRun) -> Path:
         run.write_bytes(f"figures/{figure.name}.png", figure.png)
         run.write_table(f"figures/{figure.name}.csv", _with_labels(figure, found))
     for head in shown:
-        run.write_bytes(f"figures/{head.name}.png", overlays.overlay_png(head))
+        run.write_bytes(f"figures/{head.name}.png", overlay_sheet.overlay_png(head))
     with reading(run.path / "run.json"):
         page = render(run.config, found, drawn, shown, photographs)
     run.write_text("report.html", page)
@@ -102,6 +118,7 @@ def gather(run: SavedRun) -> Findings:
     table = tables.head_table(heads, sink_table(heads, rule, definitions), rule, definitions)
     own_counts = counts_per_image(heads, [rule], definitions)
     routes, has_spectrum = _routes(run.path / "tables/spectrum.csv", table)
+    grid = sensitivity(heads, rule, definitions)
     return Findings(
         rule=rule,
         definition=definition,
@@ -111,11 +128,12 @@ def gather(run: SavedRun) -> Findings:
         kinds=kind_by_layer(heads),
         counts=counts_per_image(heads, tables.report_rules(rule), definitions),
         own_counts=own_counts,
-        sensitivity=sensitivity(heads, rule, definitions),
+        sensitivity=grid,
         routes=routes,
         has_spectrum=has_spectrum,
         verdict=give_verdict(heads, table, own_counts, rule, definition),
-        causal=effects.read_causal(run.path, run.config),
+        how_sure=sureness.how_sure(heads, table, grid, rule, definition),
+        causal=None if causal.judged_otherwise(run.config) else effects.read_causal(run.path, run.config),
     )
 
 
@@ -189,13 +207,16 @@ def render(
     )  # fmt: skip
     environment.filters |= {"number": wording.number, "fixed": wording.fixed, "percent": wording.percent}
     environment.globals |= {"plural": wording.plural, "fullness": fullness, "class_name": CLASS_NAME,
-                            "classes": CLASSES, "kind_name": KIND_NAME, "kind_glyph": KIND_GLYPH}  # fmt: skip
+                            "classes": CLASSES, "kind_name": KIND_NAME, "kind_glyph": KIND_GLYPH,
+                            "paper": PAPER}  # fmt: skip
     return environment.get_template("report.html.j2").render(
         style=Markup((assets / "report.css").read_text(encoding="utf-8")),
         versions=sections.library_versions(config),
         skipped=sections.skipped_images(config),
         size=sections.size_words(config),
         notes=sections.notes(config),
+        update_words=sections.update_words(config),
+        counted_images=sections.counted_images(config, found.verdict.numbers["images"]),
         prefix_words=wording.joined(sections.prefix_names(config)) or "none",
         config=config,
         model=config.get("model", {}),
@@ -206,12 +227,13 @@ def render(
         layers=sections.layer_sections(found.table, found.definition),
         table_14=sections.records(tables.table_14(found.own_counts)),
         table_15=sections.records(tables.table_15(found.counts)),
-        grids=[(each, sections.records(tables.sensitivity_grid(found.sensitivity, each)))
+        grids=[(each, sections.grid_tables(tables.sensitivity_grid(found.sensitivity, each)))
                for each in found.definitions],
         routes=sections.strongest_first(found.routes[found.routes["events"] > 0]),
         shown=shown,
         photographs=photographs,
-        heat_ramp=HEAT_RAMP,
+        heat_ramp=[(colour, round(overlays.opacity(place / (len(HEAT_RAMP) - 1)), 3))
+                   for place, colour in enumerate(HEAT_RAMP)],
         **_causal_words(config, found),
         broken=sections.records(found.table[found.table["not_finite"] > 0]),
     )  # fmt: skip
@@ -221,10 +243,12 @@ def _causal_words(config: dict[str, Any], found: Findings) -> dict[str, Any]:
     """What the causal section shows; without interventions, the one sentence that stands in its place."""
     saved = found.causal
     if saved is None:
-        return {"causal": None, "causal_sentence": causal.absent(config, found.verdict.numbers["events"])}
+        sentence = causal.absent(config, found.verdict.numbers["events"])
+        return {"causal": None, "causal_sentence": sentence, "other_rule": causal.judged_otherwise(config)}
     classes = effects.CAUSAL_CLASSES
     return {
         "causal": saved,
+        "other_rule": False,
         "causal_sentence": causal.verdict_sentence(saved),
         "failed": causal_method.failed_checks(saved),
         "findings": causal.class_findings(saved),

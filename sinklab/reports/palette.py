@@ -37,8 +37,8 @@ CSS_VARIABLE = {
     **{colour: f"--{name}" for name, colour in KIND_COLOUR.items()},
 }
 
-LAYER_RAMP = ("#f2a65a", "#d9634c", "#a83d6f", "#6b4c9a", "#3f78b5")
-"""Layer 0 to the last: every step reads on white and on near-black, light to dark to print in grey."""
+LAYER_RAMP = ("#d9e86b", "#a4cd4f", "#68aa48", "#357f46", "#1d5a3d")
+"""Layer 0 to the last, in greens, which no class and no token kind has; light to dark to print in grey."""
 
 HEAT_RAMP = ("#0d0a3c", "#5b1a8b", "#b5367a", "#ee6a4f", "#fba238", "#fde74c")
 """Attention 0 to 1 on a photograph: dark to light, monotone in luminance."""

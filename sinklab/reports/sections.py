@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sinklab.reports.palette import CLASSES, KIND_NAME
-from sinklab.reports.wording import fixed, ranges
+from sinklab.reports.wording import fixed, plural, ranges
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,6 +81,40 @@ def size_words(config: dict[str, Any]) -> str:
     if isinstance(size, int):
         size = (size, size)
     return " × ".join(str(each) for each in size) if isinstance(size, list | tuple) else str(size or "")
+
+
+def counted_images(config: dict[str, Any], measured: int) -> str:
+    """ "12 images", or "10 of 12 listed images" where not all of the list were measured."""
+    count = _part(config, "images").get("count")
+    if not isinstance(count, int) or count == measured:
+        return plural(measured, "image")
+    return f"{measured:,} of {count:,} listed images"
+
+
+def update_words(config: dict[str, Any]) -> str:
+    """Where a head's update is taken, in words that fit the model: LayerScale is spoken of where there is one."""
+    model = _part(config, "model")
+    words = str(model.get("update") or "as added, LayerScale included")
+    if words == "as added, LayerScale included" and not model.get("layer_scale"):
+        return "as it is added to the residual stream"
+    return words
+
+
+def grid_tables(grid: pd.DataFrame) -> list[dict[str, Any]]:
+    """The sensitivity of one definition, a table a class: its rows are the ratio's limits, its columns the rank's.
+
+    grid: `sensitivity_grid`. A table has `class`, `ranks` ([None] where the rank has no say) and `rows` of `threshold`
+    and `cells`, records of the grid in the order of the ranks.
+    """
+    made = []
+    for name in ("nop", "broadcast"):
+        cells = records(grid[grid["class"] == name])
+        ranks = list(dict.fromkeys(None if cell["stable_rank_threshold"] != cell["stable_rank_threshold"]
+                                   else cell["stable_rank_threshold"] for cell in cells))  # fmt: skip
+        rows = [{"threshold": threshold, "cells": [cell for cell in cells if cell["threshold"] == threshold]}
+                for threshold in dict.fromkeys(cell["threshold"] for cell in cells)]  # fmt: skip
+        made.append({"class": name, "ranks": ranks, "rows": rows})
+    return made
 
 
 def prefix_names(config: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The answer in one paragraph: how many heads sink, as what, where, on which token, with the numbers of the tables."""
+"""The answer in a few lines: how many heads sink, which of them as what, on which token; heads by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from sinklab.reports.palette import CLASS_NAME, CLASSES, KINDS
 from sinklab.reports.tables import each_row
-from sinklab.reports.wording import fixed, joined, layers_phrase, percent, plural
+from sinklab.reports.wording import head_name, joined, layers_phrase, number, percent, plural, some
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,21 +18,25 @@ if TYPE_CHECKING:
     from sinklab.sinks.rule import SinkRule
 
 LIKENED = {"nop": ("a NOP", "NOPs"), "broadcast": ("a broadcast", "broadcasts"), "intermediate": ("neither", "neither")}
+MEANS = {"nop": "its sink hands over next to nothing", "broadcast": "every token receives much the same from its sink"}
 A_KIND = {"cls": "[CLS]", "register": "a register", "patch": "a patch"}
+NAMED = 8
+"""Of more heads than this a line names the first ones and adds their layers."""
 RULE_COLUMN = {"relaxed": "routed_fraction", "strict": "min_attention", "mass": "inflow"}
 RULE_WORDS = {
-    "relaxed": "{:.0%} of the queries gave their dominant key at least {attention:g} of their attention",
-    "strict": "the least attentive query gave {:.2f} of its attention to the dominant key",
-    "mass": "the dominant key received {:.2f} of the attention",
+    "relaxed": "{share} of the queries gave their dominant key at least {attention:g} of their attention",
+    "strict": "the least attentive query gave {value} of its attention to the dominant key",
+    "mass": "the dominant key received {value} of the attention",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The paragraph, its headline and the numbers in it."""
+    """The answer in a few lines, its headline and the numbers in them."""
 
     headline: str
-    sentences: list[Markup]
+    lines: list[Markup]
+    """How many heads sink; which are NOPs; which are broadcasts; what another definition says."""
     numbers: dict[str, Any] = field(default_factory=dict)
     """images, pairs, sinking, steady, not_finite, and for every class: heads, steady, events, per_image (layers ≥ 1),
     per_image_layer_0 (None where that layer was not measured), layers, kinds (share of the class's events)."""
@@ -63,11 +67,18 @@ def give_verdict(
         }
     if not numbers["sinking"]:
         return _no_sinks(heads, rule, numbers)
-    sentences = [_how_many(numbers, definition)]
-    sentences += [_where(name, numbers[name]) for name in ("nop", "broadcast") if numbers[name]["events"]]
-    sentences.append(_per_image(numbers, counts, definition))
-    sentences.append(_strongest(table, definition))
-    return Verdict(headline=_headline(numbers), sentences=sentences, numbers=numbers)
+    sunk = table[table["events"] > 0].sort_values(["events", "layer", "head"], ascending=[False, True, True])
+    lines = [_how_many(numbers, sunk, definition)]
+    lines += [_class_line(name, numbers[name], _names(sunk, definition, name)) for name in ("nop", "broadcast")]
+    others = [name for name in dict.fromkeys(counts["definition"]) if name != definition.name]
+    lines += [_other(sunk, definition.name, other) for other in others]
+    return Verdict(headline=_headline(numbers), lines=lines, numbers=numbers)
+
+
+def _names(sunk: pd.DataFrame, definition: SinkDefinition, name: str) -> list[str]:
+    """The heads of a class, those with the most events first."""
+    mine = sunk[sunk[f"class_{definition.name}"] == name]
+    return [head_name(row.layer, row.head) for row in each_row(mine)]
 
 
 def _amounts(own: pd.DataFrame, name: str) -> dict[str, Any]:
@@ -89,72 +100,66 @@ def _headline(numbers: dict[str, Any]) -> str:
     return f"{numbers['sinking']} of {plural(numbers['pairs'], 'head')} sink: {joined(parts)}"
 
 
-def _how_many(numbers: dict[str, Any], definition: SinkDefinition) -> Markup:
-    sinking, images = numbers["sinking"], numbers["images"]
-    verb = "sinks" if sinking == 1 else "sink"
-    if images == 1:
-        first = Markup("<strong>{} of {}</strong> {} in the one image measured").format(
-            sinking, plural(numbers["pairs"], "head"), verb
-        )
+def _how_many(numbers: dict[str, Any], sunk: pd.DataFrame, definition: SinkDefinition) -> Markup:
+    sinking, steady = numbers["sinking"], sunk[2 * sunk["events"] >= sunk["images"]]
+    start = Markup("<strong>{} of {}</strong> {}").format(
+        sinking, plural(numbers["pairs"], "head"), "sinks" if sinking == 1 else "sink"
+    )
+    if numbers["images"] == 1:
+        line = start + Markup(" in the one image measured.")
     else:
-        first = Markup(
-            "<strong>{} of {}</strong> {} in at least one of {}, {} of them in half of the images or more"
-        ).format(sinking, plural(numbers["pairs"], "head"), verb, plural(images, "image"), numbers["steady"])
-    parts = []
-    for name in CLASSES:
-        count = numbers[name]["heads"]
-        if count or name != "intermediate":
-            amount = f"{count or 'none'} {'are' if count > 1 else 'is'} {LIKENED[name][count > 1]}"
-            parts.append(Markup('<strong class="{}-text">{}</strong>').format(name, amount))
-    return Markup("{}. By the definition “{}”, {}.").format(
-        first, definition.name, Markup(joined([str(part) for part in parts]))
-    )
-
-
-def _where(name: str, mine: dict[str, Any]) -> Markup:
-    kinds = sorted(mine["kinds"].items(), key=lambda pair: (-pair[1], KINDS.index(pair[0])))
-    where = f" in {layers_phrase(mine['layers'])}" if mine["layers"] else ", though no head is one most of the time"
-    shares = joined([f"{A_KIND[kind]} in {percent(share)}" for kind, share in kinds if share > 0])
-    subject = f"The {CLASS_NAME[name]} {'head lies' if mine['heads'] == 1 else 'heads lie'}" if mine["heads"] else (
-        f"Some events are {CLASS_NAME[name]}"
-    )  # fmt: skip
-    return Markup("{}{}; the sink is {} of {}.").format(
-        subject, where, shares, plural(mine["events"], f"{CLASS_NAME[name]} event")
-    )
-
-
-def _per_image(numbers: dict[str, Any], counts: pd.DataFrame, definition: SinkDefinition) -> Markup:
-    later, first = numbers["per_image"] is not None, numbers["per_image_layer_0"] is not None
-    key = "per_image" if later else "per_image_layer_0"
-    sentence = Markup(
-        "An image has on average <strong>{} NOP, {} broadcast and {} sinks of any kind</strong> {}"
-    ).format(
-        *(fixed(each[key]) for each in (numbers["nop"], numbers["broadcast"], numbers)),
-        "in the layers after the first" if later else "in layer 0, the only one measured",
-    )
-    if later and first:
-        sentence += Markup("; layer 0, counted apart, adds {}, {} and {}").format(
-            *(fixed(each["per_image_layer_0"]) for each in (numbers["nop"], numbers["broadcast"], numbers))
+        often = (
+            some([head_name(row.layer, row.head) for row in each_row(steady)]) if 0 < len(steady) < sinking
+            else "none of them" if not len(steady) else "it does so" if sinking == 1 else "all of them"
+        )  # fmt: skip
+        line = Markup("{} in at least one of {}, {} in half of the images or more.").format(
+            start, plural(numbers["images"], "image"), often
         )
-    other = next((name for name in dict.fromkeys(counts["definition"]) if name != definition.name), None)
-    if other is None:
-        return sentence + Markup(".")
-    rows = counts[(counts["definition"] == other) & (counts["kind"] == "all")].groupby("class")["events"].sum()
-    same = Markup(". By “{}” the same {} are {} NOP and {} broadcast (against {} and {}).").format(
-        other, plural(numbers["events"], "event"),
-        *(f"{int(each):,}" for each in (rows["nop"], rows["broadcast"], numbers["nop"]["events"],
-                                        numbers["broadcast"]["events"])),
-    )  # fmt: skip
-    return sentence + same
+    between = _names(sunk, definition, "intermediate")
+    if between:
+        words = f"{len(between)} {'is' if len(between) == 1 else 'are'} intermediate"
+        line += Markup(' <strong class="intermediate-text">{}</strong>, neither NOP nor broadcast: {}.').format(
+            words, some(between)
+        )
+    return line
 
 
-def _strongest(table: pd.DataFrame, definition: SinkDefinition) -> Markup:
-    order = ["frequency", "event_inflow", "layer", "head"]
-    head = table[table["events"] > 0].sort_values(order, ascending=[False, False, True, True]).iloc[0]
-    return Markup("The strongest is layer {}, head {} ({}): sunk in {} of {}, mean inflow {}, on {}.").format(
-        int(head["layer"]), int(head["head"]), CLASS_NAME[head[f"class_{definition.name}"]], int(head["events"]),
-        plural(int(head["images"]), "image"), fixed(float(head["event_inflow"])), A_KIND[str(head["kind"])],
+def _class_line(name: str, mine: dict[str, Any], heads: list[str]) -> Markup:
+    """ "2 are NOPs (…): L0H3 and L0H2; the sink is [CLS]."."""
+    strong = Markup('<strong class="{}-text">{}</strong>')
+    if not heads:
+        others = f", though {plural(mine['events'], 'event')} of other heads {'is' if mine['events'] == 1 else 'are'}"
+        return Markup("{}{}.").format(
+            strong.format(name, f"No head is {LIKENED[name][0]}"), others if mine["events"] else ""
+        )
+    several = len(heads) > 1
+    means = MEANS[name].replace("its sink", "their sinks").replace("hands", "hand") if several else MEANS[name]
+    words = f"{len(heads)} {'are' if several else 'is'} {LIKENED[name][several]}"
+    where = f", in {layers_phrase(mine['layers'])}" if len(heads) > NAMED else ""
+    kinds = sorted(mine["kinds"].items(), key=lambda pair: (-pair[1], KINDS.index(pair[0])))
+    counted = [(A_KIND[kind], round(share * mine["events"])) for kind, share in kinds if share > 0]
+    on = counted[0][0] if len(counted) == 1 else joined(
+        [f"{kind} in {plural(count, 'event') if not place else count}" for place, (kind, count) in enumerate(counted)]
     )  # fmt: skip
+    return Markup("{} ({}): {}{}; the sink is {}.").format(strong.format(name, words), means, some(heads), where, on)
+
+
+def _other(sunk: pd.DataFrame, own: str, other: str) -> Markup:
+    """Which heads another definition puts into another class."""
+    start = Markup("By the other definition, “{}”, {}.")
+    moved: dict[tuple[str, str], list[str]] = {}
+    for row in each_row(sunk):
+        before, after = getattr(row, f"class_{own}"), getattr(row, f"class_{other}")
+        if before != after:
+            moved.setdefault((before, after), []).append(head_name(row.layer, row.head))
+    if not moved:
+        same = "the head keeps its class" if len(sunk) == 1 else f"all {len(sunk)} heads keep their class"
+        return start.format(other, same)
+    parts = [f"{some(heads)} {'turns' if len(heads) == 1 else 'turn'} from {CLASS_NAME[before]} to {CLASS_NAME[after]}"
+             for (before, after), heads in moved.items()]  # fmt: skip
+    rest = len(sunk) - sum(len(heads) for heads in moved.values())
+    keep = f"; the other {plural(rest, 'head')} {'keeps its' if rest == 1 else 'keep their'} class" if rest else ""
+    return start.format(other, joined(parts) + keep.replace("other 1 head", "other head"))
 
 
 def _no_sinks(heads: pd.DataFrame, rule: SinkRule, numbers: dict[str, Any]) -> Verdict:
@@ -163,14 +168,16 @@ def _no_sinks(heads: pd.DataFrame, rule: SinkRule, numbers: dict[str, Any]) -> V
     none = "No head sinks" if numbers["not_finite"] < numbers["pairs"] else "Nothing could be measured"
     sentence = "<strong>{}.</strong> In none of {} did any of {} meet the rule: "
     sentence += " there is no NOP and no broadcast to tell apart."
-    sentences = [Markup(sentence).format(none, images, plural(numbers["pairs"], "head"))]
+    lines = [Markup(sentence).format(none, images, plural(numbers["pairs"], "head"))]
     finite = heads[heads["finite"].astype(bool)]
     if len(finite):
         ordered = finite.astype({column: "float64"}).sort_values(["image_index", "layer", "head"])
         means = ordered.groupby(["layer", "head"])[column].mean().rename("mean").reset_index()
         best = next(each_row(means.sort_values("mean", ascending=False, kind="stable")))
-        words = RULE_WORDS[rule.name].format(best.mean, attention=rule.attention)
-        sentences.append(
+        words = RULE_WORDS[rule.name].format(
+            value=number(best.mean), share=percent(best.mean), attention=rule.attention
+        )
+        lines.append(
             Markup("Nearest to it came layer {}, head {}, where on average {}.").format(best.layer, best.head, words)
         )
-    return Verdict(headline=none, sentences=sentences, numbers=numbers)
+    return Verdict(headline=none, lines=lines, numbers=numbers)

@@ -51,6 +51,17 @@ def joined(parts: Sequence[str]) -> str:
     return ", ".join(parts[:-1]) + " and " + parts[-1]
 
 
+def some(names: Sequence[str], most: int = 8) -> str:
+    """ "a, b and c"; of more than `most` names the first ones and how many more there are."""
+    names = list(names)
+    return joined(names) if len(names) <= most else f"{', '.join(names[:most])} and {len(names) - most} more"
+
+
+def head_name(layer: int, head: int) -> str:
+    """ "L3H1"."""
+    return f"L{int(layer)}H{int(head)}"
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """ "0, 3–5 and 9" for {0, 3, 4, 5, 9}; two neighbours are printed one by one."""
     ordered = sorted({int(each) for each in numbers})

@@ -15,7 +15,7 @@ from synthetic_effects import BROADCASTS, EDITS, HEADS, NOPS, Edited, write_effe
 from synthetic_run import SavedRun, synthetic_run
 
 from sinklab.reports import causal_figures, drawing
-from sinklab.reports.causal import class_findings, verdict_sentence
+from sinklab.reports.causal import class_findings, class_lines, verdict_sentence
 from sinklab.reports.causal_method import failed_checks, method_facts
 from sinklab.reports.effects import CAUSAL_CLASSES, Causal, effects_table, head_rows, read_causal, shown_blocks
 from sinklab.reports.page import write_report
@@ -312,3 +312,23 @@ def test_a_running_experiment_is_said_to_be_unfinished(tmp_path: Path) -> None:
     run = quick_run(tmp_path, status="running")
     text = words(page_of(run))
     assert "The interventions are not complete." in text and "(not finished yet)" in text
+
+
+@pytest.mark.parametrize("changed", ["rule", "definition", "nothing"])
+def test_interventions_of_another_rule_are_not_mixed_in(tmp_path: Path, changed: str) -> None:
+    run = quick_run(tmp_path)
+    settings = {name: run.config[name] for name in ("rule", "definition")}
+    other = {"rule": {**settings["rule"], "fraction": 0.5}, "definition": "counts"}
+    run.config["patch"]["settings"] |= settings | ({changed: other[changed]} if changed in other else {})
+    page = page_of(run)
+    said = "belong to another rule or definition and are not shown" in words(page)
+    assert said == (changed != "nothing") and ('id="causal"' in page) != said
+    assert ("sinklab patch RUN --overwrite" in words(page)) == said
+    assert (tmp_path / "figures/fig6-causal-effects.svg").is_file() != said
+
+
+def test_the_terminals_lines_are_those_of_the_page(tmp_path: Path) -> None:
+    causal = causal_of(tmp_path)
+    nop, broadcast = class_lines(causal)
+    assert nop.startswith("The NOP heads") and broadcast.startswith("The broadcast heads") and "<" not in nop
+    assert nop[1:-1] in words(str(verdict_sentence(causal))) and broadcast[1:-1] in words(str(verdict_sentence(causal)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import sys
 from collections.abc import Callable
 from itertools import combinations
@@ -17,6 +18,7 @@ from matplotlib.patches import Rectangle
 from synthetic_run import BROADCAST, NOP, PLANTS, Plant, synthetic_heads, synthetic_spectrum
 
 from sinklab.reports import drawing, figures, tables
+from sinklab.reports.palette import layer_colours, rgb
 from sinklab.sinks.classify import SinkDefinition, both_definitions
 from sinklab.sinks.rule import SinkRule
 from sinklab.sinks.table import kind_by_layer, sink_table
@@ -131,3 +133,26 @@ def test_drawing_leaves_matplotlib_as_it_was(draw: Callable[[Any, Any], Figure])
     assert dict(matplotlib.rcParams) == before
     if "matplotlib.pyplot" in sys.modules:
         assert sys.modules["matplotlib.pyplot"].get_fignums() == open_before
+
+
+@WIDTHS
+def test_no_name_is_lost_and_none_is_crossed_by_a_limit(width: float) -> None:
+    """Heads close to each other and to the limits, as in the demo."""
+    ratios = {(0, 0): 0.26, (0, 1): 0.195, (0, 2): 0.155, (1, 0): 0.75, (1, 1): 0.95, (1, 2): 2.6}
+    plants = [Plant(layer=layer, head=head, ratio_out=ratio, ratio_head=ratio, stable_rank=1.01)
+              for (layer, head), ratio in ratios.items()]  # fmt: skip
+    figure = figures.draw_plane(table_of(synthetic_heads(images=("a",), plants=plants)), SinkDefinition.causal(), width)
+    canvas, axes = FigureCanvasAgg(figure), figure.axes[0]
+    canvas.draw()
+    boxes = [text.get_window_extent(canvas.get_renderer()) for text in axes.texts if text.get_text().startswith("L")]
+    limits = [axes.transData.transform((limit, 1))[0] for limit in (0.2, 0.5)]
+    assert len(boxes) == 6 and not [box for box in boxes for limit in limits if box.x0 < limit < box.x1]
+
+
+def test_the_layers_colours_are_no_classs_colour_and_grow_darker() -> None:
+    ramp = layer_colours(24)
+    light = [0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in map(rgb, ramp)]
+    assert light == sorted(light, reverse=True)
+    for colour in ramp:  # green all along: hue 60 to 170 degrees, where orange is at 25 and blue at 200
+        hue, _, _ = colorsys.rgb_to_hsv(*(channel / 255 for channel in rgb(colour)))
+        assert 60 <= hue * 360 <= 170

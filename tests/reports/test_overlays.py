@@ -5,16 +5,18 @@ from __future__ import annotations
 import base64
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 from synthetic_run import NOP, Plant, SavedRun, synthetic_run
 
 from sinklab.reports import overlays, tables
+from sinklab.reports.overlay_sheet import SIDE, fitting, overlay_png
 from sinklab.reports.palette import HEAT_RAMP, blend, rgb
 from sinklab.sinks.classify import both_definitions
 from sinklab.sinks.rule import SinkRule
@@ -110,9 +112,41 @@ def test_a_run_without_columns_has_no_overlays(tmp_path: Path) -> None:
     assert overlays.read_overlays(tmp_path) is None
 
 
-def test_the_sheet_of_a_head_holds_all_its_photographs(tmp_path: Path) -> None:
+def test_the_heat_covers_the_more_the_more_attention_is_given(tmp_path: Path) -> None:
+    covers = [overlays.opacity(each) for each in (0, 0.2, 0.7, 1)]
+    assert covers[0] == 0 and covers == sorted(covers) and covers[-1] < 0.7  # the picture is seen through it
+    run = synthetic_run(tmp_path, images=("a.png",), plants=(NOP,))
+    columns = pd.read_parquet(tmp_path / "overlays/columns.parquet").sort_values("query")["attention"].iloc[2:]
+    alpha = np.asarray(opened(shown(run)[0][0].examples[0].heat_uri))[..., 3].ravel()
+    assert np.corrcoef(alpha, columns)[0, 1] > 0.99
+
+
+def test_attention_that_would_round_to_one_is_said_as_a_bound(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path, images=("a.png",), plants=(NOP,))
+    example = shown(run)[0][0].examples[0]
+    assert example.spread.startswith("patches give it 0.")
+    nearly = replace(example, low=0.9971, median=0.9999, high=1.0)
+    assert nearly.spread == "all patches give it at least 0.995 of their attention" and "1.00" not in nearly.alt
+
+
+def test_the_sheet_of_a_head_holds_all_its_photographs_twice(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, images=("a.png", "b.png"), plants=(NOP,))
     head = shown(run)[0][0]
-    sheet = Image.open(io.BytesIO(overlays.overlay_png(head)))
-    assert sheet.width > 2 * sheet.height * 0.8 and overlays.overlay_png(head) == overlays.overlay_png(head)
+    sheet = Image.open(io.BytesIO(overlay_png(head)))
+    assert sheet.width > 2 * SIDE and sheet.height > 2 * SIDE and overlay_png(head) == overlay_png(head)
     assert json.loads((tmp_path / "overlays/pictures.json").read_text())["prefix_tokens"] == 2
+
+
+@pytest.mark.parametrize("kind", ["cls", "patch"])
+def test_the_sheet_marks_the_sink_wherever_it_is(tmp_path: Path, kind: str) -> None:
+    run = synthetic_run(tmp_path, images=("a.png",), plants=(Plant(layer=0, head=0, kind=kind),))
+    sheet = np.asarray(Image.open(io.BytesIO(overlay_png(shown(run)[0][0]))).convert("RGB"))
+    cyan = np.argwhere((sheet == (0, 184, 212)).all(axis=2) | (sheet == (0, 229, 255)).all(axis=2))
+    below = sheet.shape[0] - 60
+    assert len(cyan) > 50 and bool((cyan[:, 0] > below).all()) == (kind == "cls")
+
+
+def test_a_long_name_keeps_its_end_within_its_width() -> None:
+    pen = ImageDraw.Draw(Image.new("RGB", (10, 10)))
+    words = fitting(pen, "holidays/" * 20 + "cat-0017.png", 200, 13)
+    assert words.startswith("…") and words.endswith("cat-0017.png") and pen.textlength(words, font_size=13) <= 200

@@ -135,8 +135,56 @@ def test_the_pages_counts_are_those_of_the_tables(full_run: SavedRun) -> None:
     assert f"{sinking} of {len(heads)} heads sink" in words and sinking == 2  # the third was planted, then broken
     table = pd.read_csv(full_run.path / "tables/table14.csv").set_index(["blocks", "definition", "kind"])
     later = table.loc[("1+", "causal", "all")]
-    said = f"{later['nop']:.2f} NOP, {later['broadcast']:.2f} broadcast and {later['all']:.2f} sinks of any kind"
-    assert said in words
+    means = " ".join(f"{later[name]:.2f}" for name in ("nop", "broadcast", "intermediate", "all"))
+    assert f"causal any {means} {later['events']}" in words
+
+
+def test_a_plain_title_stands_before_the_papers_number(full_run: SavedRun, patched_run: SavedRun) -> None:
+    for run in (full_run, patched_run):
+        titles = re.findall(r"<figure[^>]*>\s*<h3>(.*?)</h3>", page_of(run), flags=re.DOTALL)
+        assert titles and not [title for title in titles if re.match(r"(<span>)?(Fig|Table|Lemma)", title)]
+    assert "The paper” is A Unifying View of Attention Sinks: From Mechanisms" in words_of(full_run)
+
+
+def test_a_head_of_mixed_class_is_marked_in_the_layer_table(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path, images=tuple("abcde"), plants=(NOP,), overlays=False)
+    sunk = run.heads.index[(run.heads["layer"] == 1) & (run.heads["head"] == 0)]
+    run.heads.loc[sunk[:2], "value_ratio_out"] = 0.3
+    write_report(run)
+    assert "NOP (3 of 5)" in words_of(run) and "L1H0 is a NOP in 3 of its 5 events" in words_of(run)
+
+
+def test_every_term_of_the_glossary_is_used_on_the_page(full_run: SavedRun) -> None:
+    page = page_of(full_run)
+    place = page.index('id="glossary"')
+    terms = re.findall(r"<dt>(.*?)</dt>", page[place : page.index("</dl>", place)])
+    rest = re.sub(r"<style>.*?</style>|<[^>]+>", " ", page[:place], flags=re.DOTALL).lower()
+    for term in terms:
+        for word in re.sub(r"<[^>]+>", "", term).split(", "):
+            assert word.lower().removesuffix("s") in rest, word
+
+
+@pytest.mark.parametrize("scaled", [True, False], ids=["with LayerScale", "without"])
+def test_layer_scale_is_spoken_of_where_there_is_one(tmp_path: Path, scaled: bool) -> None:
+    run = synthetic_run(tmp_path, plants=(), overlays=False)
+    run.config["model"] |= {} if scaled else {"layer_scale": None}
+    write_report(run)
+    words = words_of(run).replace("no LayerScale", "")
+    assert ("LayerScale" in words) == scaled
+
+
+def test_images_that_were_listed_and_not_measured_are_said(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path, plants=(), overlays=False)
+    run.config["images"]["count"] = 6
+    write_report(run)
+    assert "Images 4 of 6 listed images from photos" in words_of(run)
+
+
+@pytest.mark.parametrize(("frequency", "said"), [(1.0, "at least 90"), (0.5, "the most frequent one does so on 50")])
+def test_what_is_said_of_frequent_heads_fits_the_run(tmp_path: Path, frequency: float, said: str) -> None:
+    run = synthetic_run(tmp_path, plants=(Plant(layer=1, head=0, frequency=frequency),), overlays=False)
+    write_report(run)
+    assert said in words_of(run)
 
 
 def test_heads_that_are_not_finite_are_said_loudly(full_run: SavedRun) -> None:
@@ -152,7 +200,7 @@ def test_skipped_images_are_said_and_listed(full_run: SavedRun) -> None:
 def test_a_run_without_sinks_says_so_and_draws_no_sunk_heads(quiet_run: SavedRun) -> None:
     words = words_of(quiet_run)
     assert "No head sinks. In none of 4 images did any of 6 heads meet the rule" in words
-    assert "Fig. 7 places sunk heads" in words and "no attention column to show" in words
+    assert "(Fig. 7 of the paper) places sunk heads" in words and "no attention column to show" in words
     assert not list((quiet_run.path / "figures").glob("fig7*")) and (quiet_run.path / "tables/table15.csv").is_file()
 
 
@@ -178,7 +226,7 @@ def test_the_run_decides_which_definition_leads(tmp_path: Path) -> None:
     run = synthetic_run(tmp_path, plants=(NOP, BROADCAST), definition="counts")
     write_report(run)
     words = words_of(run)
-    assert "By the definition “counts”, 1 is a NOP" in words
+    assert "definition “counts”. A head counts under" in words and "By the other definition, “causal”" in words
     assert "median_value_ratio_head" in pd.read_csv(tmp_path / "figures/fig7-value-and-rank.csv")
 
 

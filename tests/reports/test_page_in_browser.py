@@ -59,6 +59,32 @@ def test_a_wide_table_scrolls_inside_its_own_box_on_a_phone(browser: Page, full_
     assert browser.evaluate(wide) > 0
 
 
+def test_a_box_that_scrolls_shows_a_shadow_where_more_is_hidden(browser: Page, full_run: SavedRun) -> None:
+    browser.open(full_run.path / "report.html", width=PHONE)
+    attached = (
+        "[...new Set([...document.querySelectorAll('.scroll')].map(e => getComputedStyle(e).backgroundAttachment))]"
+    )
+    (found,) = browser.evaluate(attached)
+    assert found.split(", ") == ["local", "local", "scroll", "scroll", "scroll"]  # covers move along, shadows stay
+
+
+@pytest.mark.parametrize("width", [320, PHONE])
+def test_a_definitions_own_thresholds_are_seen_first_on_a_phone(browser: Page, full_run: SavedRun, width: int) -> None:
+    browser.open(full_run.path / "report.html", width=width)
+    ends = "[...document.querySelectorAll('td.own')].map(e => e.closest('.scroll').getBoundingClientRect().right - "
+    ends = browser.evaluate(ends + "e.getBoundingClientRect().right)")
+    assert len(ends) == 4 and min(ends) >= -1
+
+
+def test_a_layers_table_fits_a_small_desktop(browser: Page, tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path, images=tuple("abcdefghijkl"), plants=(Plant(layer=0, head=0, ratio_out=0.3),))
+    sunk = run.heads.index[run.heads["layer"] + run.heads["head"] == 0]
+    run.heads.loc[sunk[:5], ["value_ratio_out", "value_ratio_head"]] = 0.1  # of mixed class: the widest cells
+    browser.open(write_report(run), width=1200)
+    wide = "[...document.querySelectorAll('#layer-0 .scroll')].map(e => e.scrollWidth - e.clientWidth)"
+    assert browser.evaluate(wide) == [0]
+
+
 @pytest.mark.parametrize(("width", "seen", "hidden"), [(PHONE, "narrow", "wide"), (DESKTOP, "wide", "narrow")])
 def test_a_phone_gets_figures_drawn_for_it(
     browser: Page, full_run: SavedRun, width: int, seen: str, hidden: str

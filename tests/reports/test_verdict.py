@@ -1,7 +1,8 @@
-"""The paragraph against the summary, which is counted elsewhere, and against what was planted."""
+"""The verdict against the summary, which is counted elsewhere, and against what was planted."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pandas as pd
@@ -21,7 +22,7 @@ def verdict_on(
     rule, definition = rule or SinkRule.relaxed(), definition or SinkDefinition.causal()
     table = head_table(heads, sink_table(heads, rule), rule, both_definitions())
     verdict = give_verdict(heads, table, counts_per_image(heads, [rule]), rule, definition)
-    return verdict, " ".join(verdict.sentences)
+    return verdict, " ".join(verdict.lines)
 
 
 @pytest.mark.parametrize("definition", both_definitions(), ids=lambda each: each.name)
@@ -42,14 +43,33 @@ def test_the_verdicts_numbers_are_those_of_the_summary(rule: SinkRule, definitio
         assert numbers[name]["per_image_layer_0"] == counted[name]["by_blocks"]["0"]["per_image"]
 
 
-def test_the_verdict_says_how_many_as_what_where_and_on_which_token() -> None:
-    _, text = verdict_on(synthetic_heads(images=tuple("abcd"), layers=3, heads=4))
-    assert "<strong>3 of 12 heads</strong> sink" in text
-    assert "1 is a NOP" in text and "1 is a broadcast" in text and "1 is neither" in text
-    assert "The NOP head lies in layer 1; the sink is [CLS] in 100" in text
-    assert "The broadcast head lies in layer 1; the sink is a patch in 100" in text
-    assert "<strong>1.00 NOP, 0.50 broadcast and 1.50 sinks of any kind</strong>" in text
-    assert "layer 0, counted apart, adds 0.00, 0.00 and 1.00" in text
+def test_each_line_names_the_heads_of_one_class_and_the_token() -> None:
+    verdict, _ = verdict_on(synthetic_heads(images=tuple("abcd"), layers=3, heads=4))
+    many, nop, broadcast, other = verdict.lines
+    assert "<strong>3 of 12 heads</strong> sink in at least one of 4 images" in many
+    assert "1 is intermediate" in many and many.endswith("neither NOP nor broadcast: L0H1.")
+    assert "1 is a NOP" in nop and nop.endswith("L1H0; the sink is [CLS].")
+    assert "1 is a broadcast" in broadcast and broadcast.endswith("L1H2; the sink is a patch.")
+    assert other == "By the other definition, “counts”, all 3 heads keep their class."
+    assert not any(mean in " ".join(verdict.lines) for mean in ("on average", "per image", "An image has"))
+
+
+def test_a_head_of_another_class_by_the_other_definition_is_named() -> None:
+    moved = Plant(layer=0, head=0, ratio_out=0.1, ratio_head=0.3)
+    verdict, _ = verdict_on(synthetic_heads(images=("a", "b"), plants=(moved, BROADCAST)))
+    assert "L0H0 turns from NOP to intermediate; the other head keeps its class." in verdict.lines[-1]
+
+
+def test_of_many_heads_a_line_names_eight_and_counts_the_rest() -> None:
+    crowd = [Plant(layer=layer, head=head) for layer in range(3) for head in range(4)]
+    verdict, _ = verdict_on(synthetic_heads(images=("a", "b"), layers=3, heads=4, plants=crowd))
+    assert len(re.findall(r"L\dH\d", verdict.lines[1])) == 8 and "and 4 more, in layers 0–2" in verdict.lines[1]
+
+
+def test_a_class_of_few_events_on_two_kinds_of_token_counts_both() -> None:
+    patch = Plant(layer=0, head=2, kind="patch", frequency=0.5)
+    verdict, _ = verdict_on(synthetic_heads(images=tuple("abcd"), plants=(NOP, patch)))
+    assert verdict.lines[1].endswith("the sink is [CLS] in 4 events and a patch in 2.")
 
 
 @pytest.mark.parametrize(
@@ -80,10 +100,16 @@ def test_one_image_is_spoken_of_as_one_image() -> None:
 @pytest.mark.parametrize("plants", [(NOP,), (BROADCAST,)], ids=["nop", "broadcast"])
 def test_a_class_without_heads_is_said_to_have_none(plants: Sequence[Plant]) -> None:
     text = verdict_on(synthetic_heads(images=("a", "b"), plants=plants))[1]
-    assert ("none is a broadcast" in text) == (plants == (NOP,))
-    assert ("none is a NOP" in text) == (plants == (BROADCAST,))
+    assert ("No head is a broadcast" in text) == (plants == (NOP,))
+    assert ("No head is a NOP" in text) == (plants == (BROADCAST,))
 
 
-def test_a_run_of_the_first_layer_alone_counts_in_the_first_layer() -> None:
+def test_a_run_of_the_first_layer_alone_has_a_whole_verdict() -> None:
     text = verdict_on(synthetic_heads(images=("a", "b"), layers=1, plants=(BETWEEN,)))[1]
-    assert "in layer 0, the only one measured" in text and "nan" not in text.lower() and "–" not in text
+    assert "L0H1" in text and "nan" not in text.lower() and "–" not in text
+
+
+def test_a_small_number_is_not_rounded_to_nothing() -> None:
+    heads = synthetic_heads(images=("a", "b"), plants=())
+    heads["min_attention"] = heads["min_attention"] * 0 + 0.0034
+    assert "gave 0.0034 of its attention" in verdict_on(heads, SinkRule.strict())[1]
