@@ -74,6 +74,7 @@ def _near_words(events: pd.DataFrame, definition: SinkDefinition) -> str:
     stated = joined([f"{count} near the {words}" for words, count in near.items() if count])
     total = near_any(events, definition)
     lie = "lies" if total == 1 else "lie"
+    stated += " (some near two of them)" if sum(near.values()) > total else ""
     if not total:
         return f"Of {plural(len(events), 'event')} none lies within {WITHIN} of a limit of the definition."
     return f"{total} of {plural(len(events), 'event')} {lie} within {WITHIN} of a limit of the definition: {stated}."
