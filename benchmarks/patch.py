@@ -27,7 +27,8 @@ from sinklab.data.images import find_images, open_image
 from sinklab.sinks.options import ScanOptions
 
 RESULT = Path(__file__).parent / "results" / "patch.json"
-CASES = {"demo": sinklab.SinkRule.relaxed(), "lax": sinklab.SinkRule.mass(0.15)}
+CASES = {"demo": sinklab.SinkRule.relaxed(), "lax": sinklab.SinkRule.mass(0.2)}
+BATTERY: dict[str, dict[str, Any]] = {"demo": {}, "lax": {"per_class": 4, "block0": 1}}
 
 
 def edit_of(name: str, layer: int, head: int, keys: Sequence[int], dim: int) -> sinklab.Edit:
@@ -56,7 +57,7 @@ def cpu_seconds(work: Callable[[], Any]) -> float:
 def case(name: str, model: sinklab.Model, folder: Path, rounds: int) -> dict[str, Any]:
     """Times of the three ways, interleaved, and what the battery found."""
     run = sinklab.diagnose(model, "demo", folder / name, rule=CASES[name], report=False)
-    run = sinklab.patch(run, model, report=False)
+    run = sinklab.patch(run, model, report=False, **BATTERY[name])
     effects, chosen = run.effects, run.config["patch"]["heads"]
     sinks = run.heads.set_index(["image", "layer", "head"])["sink_index"]
     transform = ScanOptions().transform(model)
@@ -73,7 +74,7 @@ def case(name: str, model: sinklab.Model, folder: Path, rounds: int) -> dict[str
         for image, own in effects.groupby("image")
     }
     ways: dict[str, Callable[[], Any]] = {
-        "sinklab": lambda: sinklab.patch(run, model, report=False, overwrite=True),
+        "sinklab": lambda: sinklab.patch(run, model, report=False, overwrite=True, **BATTERY[name]),
         "whole forwards, the same edits": lambda: [
             whole_forwards(model, pixels[i], edits) for i, edits in same.items()
         ],

@@ -6,16 +6,15 @@ run.sinks; run.heads; run.summary; run.report()
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinklab.device import device_name, pick_device
+from sinklab.device import pick_device
 from sinklab.errors import InputError, NotFoundError
-from sinklab.run import Run, WriteError, library_versions, plain, utc_now
+from sinklab.run import Run, WriteError, plain, utc_now
 from sinklab.settings import layer_numbers, safe_name
 
 if TYPE_CHECKING:
@@ -23,13 +22,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from sinklab.data.images import ImageList, ImageTransform
+    from sinklab.data.images import ImageList
     from sinklab.handle import Model
     from sinklab.sinks.classify import SinkDefinition
     from sinklab.sinks.options import ScanOptions
     from sinklab.sinks.ranks import Ranks
     from sinklab.sinks.rule import SinkRule
-    from sinklab.sinks.scan import Progress, Timings
+    from sinklab.sinks.scan import Progress
 
 
 class Diagnosis(Run):
@@ -156,6 +155,7 @@ def _diagnose(
     progress: Progress | None,
 ) -> Diagnosis:
     from sinklab.reports.stale import remove_report
+    from sinklab.sinks.account import after_scan, before_scan
     from sinklab.sinks.findings import write_findings
     from sinklab.sinks.resume import go_on, require_spared
     from sinklab.sinks.scan import check_input, first_readable, prove_attachment, rehearse, scan, unchecked
@@ -181,7 +181,7 @@ def _diagnose(
         if own.first:
             for note in (*images.notes, *notes):
                 warnings.warn(note, stacklevel=3)
-            run.update(**_about(model, images, transform, options, own, notes, command))
+            run.update(**before_scan(model, images, transform, options, own, notes, command))
         own.wait()
         problem, timings = None, None
         try:
@@ -205,7 +205,7 @@ def _diagnose(
             for note in gone:
                 warnings.warn(note, stacklevel=3)
             notes_now = [*run.config["notes"], *gone]
-            run.update(status="complete", finished=utc_now(), notes=notes_now, **_after(run, timings, own))
+            run.update(status="complete", finished=utc_now(), notes=notes_now, **after_scan(run, timings, own))
             if report:
                 run.report()
         own.wait()
@@ -267,71 +267,3 @@ def _open(
         run = Diagnosis.join(output, settings=settings, rank=own.rank)
     assert isinstance(run, Diagnosis)
     return run
-
-
-def _about(
-    model: Model,
-    images: ImageList,
-    transform: ImageTransform,
-    options: ScanOptions,
-    own: Ranks,
-    notes: list[str],
-    command: Sequence[str] | None,
-) -> dict[str, Any]:
-    """What run.json says before the first batch."""
-    import torch
-
-    return {
-        "status": "running",  # also where a finished run is resumed: its results may be about to change
-        "command": list(command) if command is not None else None,
-        "model": model.describe(),
-        "images": {
-            "count": len(images),
-            "sources": list(images.sources),
-            "list_sha256": images.sha256,
-            "size": [transform.height, transform.width],
-            "transform": transform.sentence(),
-            "skipped": [],
-            "notes": list(images.notes),
-        },
-        "options": {
-            "size": options.size,
-            "batch_size": options.batch_size,
-            "workers": options.workers,
-            "limit": options.limit,
-            "layers": None if options.layers is None else list(options.layers),
-            "fast": options.fast,
-            "strict_images": options.strict_images,
-        },
-        "rule": options.rule.as_dict(),
-        "definition": options.definition.as_dict(),
-        "seeds": {"images": options.seed},
-        "versions": library_versions(
-            ("sinklab", "torch", "torchvision", "timm", "open_clip_torch", "transformers", "numpy", "pandas", "pyarrow")
-        )
-        | {"python": sys.version.split()[0]},
-        "device": device_name(model.device),
-        "dtype": options.dtype,
-        "tf32": bool(torch.backends.cuda.matmul.allow_tf32) if model.device.type == "cuda" else False,
-        "matmul_precision": torch.get_float32_matmul_precision(),
-        "ranks": own.world,
-        "notes": [*model.provenance.notes, *notes],
-    }
-
-
-def _after(run: Run, timings: Timings, own: Ranks) -> dict[str, Any]:
-    """What run.json says when all batches are in."""
-    skipped = [{"image": image, "reason": reason} for image, reason in run.skipped()]
-    if not timings.images and run.config.get("timings"):  # nothing was left to do: what it took stands
-        return {"images": {**run.config["images"], "skipped": skipped}}
-    speed = timings.images / timings.seconds if timings.seconds else None
-    return {
-        "images": {**run.config["images"], "skipped": skipped},
-        "timings": {
-            "images": timings.images,
-            "seconds": round(timings.seconds, 3),
-            "model_seconds": round(timings.model_seconds, 3),
-            "images_per_second": None if speed is None else round(speed, 2),
-            "of": "this session, rank 0" if own.world > 1 or run.resumed else "the whole run",
-        },
-    }
