@@ -97,11 +97,11 @@ def case(name: str, model: sinklab.Model, folder: Path, rounds: int) -> dict[str
         "heads": len(chosen),
         "rows": len(effects),
         "rounds": rounds,
-        "seconds": {way: round(statistics.median(own), 2) for way, own in seconds.items()},
-        "over_sinklab": {way: round(ratio, 2) for way, ratio in ratios.items() if way != "sinklab"},
+        "seconds": round(statistics.median(seconds["sinklab"]), 2),
+        "times_as_long": {way: round(ratio, 2) for way, ratio in ratios.items() if way != "sinklab"},
         "blocks_run": about["timings"]["blocks_run"],
         "blocks_whole": about["timings"]["blocks_whole"],
-        "means": {
+        "class_means": {
             kind: {edit: float(f"{value:.3g}") for edit, value in own.groupby("edit").mean().items()}
             for kind, own in means.groupby("class")
         },
