@@ -42,6 +42,7 @@ MEASURES = {
 }
 """Every measure's heading and unit, in the order of the columns."""
 MAIN = "patch_change"
+VERDICT_COLUMNS = ["level", "class", "blocks", "layer", "head", "images", "heads", "verdict", "agrees", "reason"]
 BLOCKS = ("1+", "0", "all")
 
 
@@ -89,7 +90,10 @@ def read_causal(path: Path, config: dict[str, Any]) -> Causal | None:
         return None
     words = {"level": str, "class": str, "blocks": str}
     order = ["level", "class", "layer", "head"]
-    shown = pd.read_csv(verdicts, dtype={**words, "verdict": str, "agrees": str, "reason": str})
+    try:
+        shown = pd.read_csv(verdicts, dtype={**words, "verdict": str, "agrees": str, "reason": str})
+    except pd.errors.EmptyDataError:  # edits of one's own plan have no verdict
+        shown = pd.DataFrame(columns=VERDICT_COLUMNS)
     shown = shown.fillna({"agrees": "", "reason": ""}).sort_values([*order, "blocks"], ignore_index=True)
     read = pd.read_csv(effects, dtype={**words, "kind": str, "name": str, "measure": str})
     places = {name: place for place, name in enumerate((*EDIT_MEANING, *CONTRASTS))}

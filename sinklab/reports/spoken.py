@@ -54,4 +54,4 @@ def verdict_lines(run: FinishedRun) -> list[str]:
 def causal_lines(run: FinishedRun) -> list[str]:
     """What the interventions say of each class, a line a class; none where they left no verdict on this rule."""
     causal = None if judged_otherwise(run.config) else read_causal(run.path, run.config)
-    return [] if causal is None else class_lines(causal)
+    return class_lines(causal) if causal is not None and len(causal.verdicts) else []

@@ -70,6 +70,8 @@ def give_verdict(
     sunk = table[table["events"] > 0].sort_values(["events", "layer", "head"], ascending=[False, True, True])
     lines = [_how_many(numbers, sunk, definition)]
     lines += [_class_line(name, numbers[name], _names(sunk, definition, name)) for name in ("nop", "broadcast")]
+    by = Markup("By the definition “{}”, ").format(definition.name)
+    lines[1] = by + lines[1].replace(">No head", ">no head", 1)
     others = [name for name in dict.fromkeys(counts["definition"]) if name != definition.name]
     lines += [_other(sunk, definition.name, other) for other in others]
     return Verdict(headline=_headline(numbers), lines=lines, numbers=numbers)
