@@ -12,10 +12,12 @@ from sinklab.settings import fingerprint, library_versions, plain, utc_now
 
 SCHEMA_VERSION = 1
 CONFIG = "run.json"
-KINDS: dict[str, type] = {
-    **dict.fromkeys(("status", "fingerprint", "definition", "dtype", "sinklab"), str),
-    **dict.fromkeys(("settings", "model", "images", "options", "rule", "seeds", "versions", "timings"), dict),
-    "notes": list,
+KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("status", "fingerprint", "dtype", "sinklab"), (str,)),
+    **dict.fromkeys(("settings", "model", "images", "options", "rule", "seeds", "versions", "timings"), (dict,)),
+    "definition": (dict, str),  # runs of old hold its name alone
+    "patch": (dict, type(None)),
+    "notes": (list,),
 }
 """Fields of run.json, and what each is where it is there."""
 DEEPEST = 40
@@ -37,10 +39,10 @@ def read_config(path: Path, *, whole: bool = True) -> dict[str, Any]:
         )
     if whole and config.get("status") == "replaced":
         raise InputError(f"The run {path} was being overwritten when that was interrupted: use --overwrite again.")
-    for name, kind in KINDS.items() if whole else ():
-        if name in config and not isinstance(config[name], kind):
+    for name, kinds in KINDS.items() if whole else ():
+        if name in config and not isinstance(config[name], kinds):
             raise InputError(
-                f"{path / CONFIG} is damaged: its {name!r} is {_kind_of(config[name])}, not {_kind_of(kind())}."
+                f"{path / CONFIG} is damaged: its {name!r} is {_kind_of(config[name])}, not {_kind_of(kinds[0]())}."
             )
     return config
 

@@ -72,7 +72,8 @@ def test_a_name_to_be_copied_stands_in_one_piece_on_a_line_at_any_width(
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     for name, _, example in NAMES:
         assert any(line.startswith(name) for line in lines) and any(line.rstrip().endswith(example) for line in lines)
-    assert all(len(line.rstrip()) <= width or line.strip() in {cell for row in NAMES for cell in row} for line in lines)
+    whole = {cell for row in NAMES for cell in row}
+    assert all(len(line.rstrip()) <= width or " " not in line.strip() or line.strip() in whole for line in lines)
 
 
 def test_a_remark_is_one_line_said_once_however_it_comes(capsys: pytest.CaptureFixture[str]) -> None:

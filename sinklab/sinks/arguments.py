@@ -51,8 +51,9 @@ def _is_whole(value: Any) -> bool:
 
 
 def _require_layers(layers: Any) -> None:
-    known = isinstance(layers, Iterable) and not isinstance(layers, str)
-    if not known or not all(_is_whole(layer) for layer in layers):
+    if isinstance(layers, str):  # as the command takes them, "0,5,7-9"
+        return
+    if not isinstance(layers, Iterable) or not all(_is_whole(layer) for layer in layers):
         raise InputError(f"layers is a list of layer numbers from 0, like [0, 5, 7], not {layers!r}.")
     if not len(list(layers)):
         raise InputError("layers is an empty list: name at least one layer, or leave it out for all.")

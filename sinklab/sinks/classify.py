@@ -95,6 +95,8 @@ class SinkDefinition:
         """The definition of that name, NotFoundError if there is none; a definition is handed back as it is."""
         if isinstance(name, SinkDefinition):
             return name
+        if not isinstance(name, str):
+            raise InputError(f"A definition is a SinkDefinition or one of {', '.join(DEFINITIONS)}, not {name!r}.")
         if name in _PUBLISHED:
             return cls(**_PUBLISHED[name])
         raise NotFoundError(

@@ -103,7 +103,7 @@ def require_readable(run: Run) -> None:
         raise InputError(f"{where} is damaged: it lacks {', '.join(missing)}.")
     try:
         SinkRule.from_dict(rule)
-        SinkDefinition.named(run.config["definition"])
+        SinkDefinition.from_saved(run.config["definition"])
     except TypeError as error:
         raise InputError(f"{where} is damaged: a threshold of its rule is no number.") from error
     except (InputError, NotFoundError) as error:
