@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from sinklab.data.images import ImageTransform
@@ -44,6 +45,9 @@ class ScanOptions:
 
     def __post_init__(self) -> None:
         self._check_kinds()
+        for name in ("size", "batch_size", "workers", "limit", "seed"):  # NumPy's whole numbers are not JSON's
+            if isinstance(number := getattr(self, name), Integral):
+                object.__setattr__(self, name, int(number))
         if self.dtype not in DTYPES:
             raise InputError(f"--dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}.")
         if self.batch_size < 1:
@@ -67,12 +71,12 @@ class ScanOptions:
     def _check_kinds(self) -> None:
         """Raises InputError for a value of the wrong kind: better now than when a folder has been made."""
         wanted: dict[str, tuple[type | tuple[type, ...], str]] = {
-            "size": ((int, str), "a number of pixels or 'native'"),
-            "batch_size": (int, "a whole number"),
+            "size": ((Integral, str), "a number of pixels or 'native'"),
+            "batch_size": (Integral, "a whole number"),
             "dtype": (str, "a word"),
-            "workers": (int, "a whole number"),
-            "limit": ((int, type(None)), "a whole number or None"),
-            "seed": (int, "a whole number"),
+            "workers": (Integral, "a whole number"),
+            "limit": ((Integral, type(None)), "a whole number or None"),
+            "seed": (Integral, "a whole number"),
             "rule": (SinkRule, "a SinkRule"),
             "definition": (SinkDefinition, "a SinkDefinition or its name"),
             "layers": ((tuple, type(None)), "several whole numbers or None"),
@@ -113,7 +117,8 @@ class ScanOptions:
         `routed_count` was counted at the run's own attention threshold. `strict` and `mass` read other columns, so a
         run made at any threshold can be judged by them, and keeps it.
         """
-        counted_at = settings.get("options", {}).get("attention")
+        options = settings.get("options")
+        counted_at = options.get("attention") if isinstance(options, Mapping) else None  # else: refused as damaged
         if self.rule.name == "relaxed" or counted_at is None:
             return self
         return replace(self, rule=replace(self.rule, attention=counted_at))

@@ -35,7 +35,7 @@ def photograph(tmp_path: Path) -> Path:
     ("given", "said"),
     [
         ({"layers": 1}, r"like \[0, 5, 7\], not 1"),
-        ({"layers": "01"}, "not '01'"),
+        ({"layers": "0-"}, "not '0-'"),
         ({"layers": []}, "empty list"),
         ({"layers": [0.5]}, "layer numbers"),
         ({"size": (32, 32)}, r"one whole number.*not \(32, 32\)"),
@@ -51,7 +51,7 @@ def photograph(tmp_path: Path) -> Path:
         ({"images": [np.zeros((3, 3))]}, "not a list with a ndarray in it"),
         ({"images": Image.new("RGB", (32, 32))}, "not a Image; pixels"),
         ({"rule": 3}, "one of relaxed, strict, mass, not 3"),
-        ({"definition": None}, "no definition None"),
+        ({"definition": None}, "one of causal, counts, not None"),
         ({"model": 3}, "not int"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
