@@ -114,12 +114,15 @@ def main() -> None:
     """Measure both cases and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    given = parser.parse_args()
     torch.set_num_threads(1)
     model = sinklab.load("demo")
     with TemporaryDirectory() as folder:
-        found = {name: case(name, model, Path(folder), rounds) for name in CASES}
-    RESULT.write_text(json.dumps({"conditions": conditions() | {"weights": "the demo's"}, **found}, indent=2) + "\n")
+        found = {name: case(name, model, Path(folder), given.rounds) for name in given.cases}
+    before = json.loads(RESULT.read_text()) if RESULT.is_file() else {}
+    whole = before | {"conditions": conditions() | {"weights": "the demo's"}, **found}
+    RESULT.write_text(json.dumps(whole, indent=2) + "\n")
     print(RESULT)
 
 

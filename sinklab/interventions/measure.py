@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from sinklab.interventions.edit import Edit
     from sinklab.interventions.values import Values
 
+NULL_ROWS = 4
+"""Edits that put back what is there, in the first batch of every layer: what they test is the same for every row."""
 PREFIX_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 VALUE_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-2, torch.bfloat16: 0.3, torch.float16: 0.1}
 
@@ -91,8 +93,9 @@ class Measure:
         members, sinks = self._of(rows)
         number = 1 + len(rows)
         if layer not in self.null_edits:
-            null_check(self.model, start, layer, members, number)
-            self.null_edits[layer] = len(members.row)
+            few, _ = self._of(rows.drop_duplicates(["layer", "head"]).iloc[:NULL_ROWS])
+            null_check(self.model, start, layer, few, 1 + NULL_ROWS)
+            self.null_edits[layer] = len(few.row)
         tokens, editor = run_rows(self.model, start, layer, members, number)
         gap = self._check(start, tokens, editor.error, layer)
         found = {name: values.numpy() for name, values in self._effects(index, rows, tokens, sinks).items()}
