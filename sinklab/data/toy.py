@@ -10,10 +10,8 @@ Letters: B batch, N tokens, C model dim.
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -58,10 +56,25 @@ class _Task:
     seed: int
     tokens: int = 32
     dim: int = 64
+    centred: bool = False
+    """Take the mean over channels out of the task's direction; see `unreadable`."""
 
-    def batch(
-        self, step: int, size: int, *, purpose: str = "batches", device: str | torch.device = "cpu"
-    ) -> Batch:
+    @property
+    def vector(self) -> Tensor:
+        """The direction [C] that tokens are compared with."""
+        raise NotImplementedError
+
+    @property
+    def unreadable(self) -> float:
+        """The cosine between the task's direction and (1, …, 1), in [-1, 1].
+
+        LayerNorm takes each token's mean over channels away, so no model that reads through one can see this part of
+        ⟨x, v⟩: it takes the wrong side for asin|cosine|/π of the tokens whatever it learns. This is most of why the
+        attainable error differs between seeds; a centred direction has none of it.
+        """
+        return float(self.vector.mean() * self.dim**0.5)
+
+    def batch(self, step: int, size: int, *, purpose: str = "batches", device: str | torch.device = "cpu") -> Batch:
         """Fresh sequences; the same for the same (seed, purpose, step, size, kind of device)."""
         generator = generator_for(purpose, self.seed, step, device)
         return self.of(torch.randn(size, self.tokens, self.dim, generator=generator, device=device))
@@ -73,6 +86,8 @@ class _Task:
     def _unit(self) -> Tensor:
         """One draw from N(0, I), of length 1 [C]."""
         vector = torch.randn(self.dim, generator=generator_for("task", self.seed))
+        if self.centred:
+            vector = vector - vector.mean()
         return vector / vector.norm()
 
 
@@ -84,7 +99,7 @@ class NopTask(_Task):
     """
 
     @cached_property
-    def gate(self) -> Tensor:
+    def vector(self) -> Tensor:
         """v [C], of length 1."""
         return self._unit()
 
@@ -92,12 +107,12 @@ class NopTask(_Task):
         weight = torch.ones(self.tokens, device=x.device)
         weight[0] = 0
         x = x * weight[:, None]
-        active = x @ self.gate.to(x) > 0
+        active = x @ self.vector.to(x) > 0
         return Batch(x=x, target=x * ~active[..., None], flags=~active, weight=weight)
 
     def fingerprint(self) -> str:
         """SHA-256 of all that fixes the task and its first batch: equal for arms that may be compared."""
-        return _hash("nop", self.tokens, self.dim, self.seed, self.gate, self.batch(0, 1).x)
+        return _hash("nop", self.tokens, self.dim, self.seed, self.vector, self.batch(0, 1).x)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,26 +132,19 @@ class NopBranchTask(_Task):
             raise InputError(f"The damping γ lies in [0, 1]; {self.damping} was given.")
 
     @cached_property
-    def gate(self) -> Tensor:
+    def vector(self) -> Tensor:
         """v [C], of length 1."""
         return self._unit()
 
     def of(self, x: Tensor) -> Batch:
-        flagged = x @ self.gate.to(x) > self.threshold
+        flagged = x @ self.vector.to(x) > self.threshold
         factor = torch.where(flagged, self.damping, 1.0)[..., None]
         return Batch(x=x, target=factor * x, flags=flagged, weight=torch.ones(self.tokens, device=x.device))
 
     def fingerprint(self) -> str:
         """SHA-256 of all that fixes the task and its first batch."""
         numbers = (self.tokens, self.dim, self.seed, self.damping, self.threshold)
-        return _hash("nop-branch", *numbers, self.gate, self.batch(0, 1).x)
-
-
-def threshold_for(frequency: float) -> float:
-    """λ = Φ⁻¹(1 − p), which flags a share p of the tokens (App. A.5). Raises InputError unless 0 < p < 1."""
-    if not 0 < frequency < 1:
-        raise InputError(f"The share of flagged tokens lies strictly between 0 and 1; {frequency} was given.")
-    return NormalDist().inv_cdf(1 - frequency)
+        return _hash("nop-branch", *numbers, self.vector, self.batch(0, 1).x)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +152,7 @@ class BroadcastTask(_Task):
     """Broadcast (Eq. 3): add p = x_{j*} R to every token, with j* = argmax_j ⟨x_j, u⟩. `flags` mark j*."""
 
     @cached_property
-    def direction(self) -> Tensor:
+    def vector(self) -> Tensor:
         """u [C], of length 1."""
         return self._unit()
 
@@ -156,7 +164,7 @@ class BroadcastTask(_Task):
 
     def sources(self, x: Tensor) -> Tensor:
         """j* [B]."""
-        return (x @ self.direction.to(x)).argmax(-1)
+        return (x @ self.vector.to(x)).argmax(-1)
 
     def payload(self, x: Tensor) -> Tensor:
         """p [B C]."""
@@ -170,16 +178,9 @@ class BroadcastTask(_Task):
     def fingerprint(self) -> str:
         """SHA-256 of all that fixes the task and its first batch: equal for arms that may be compared."""
         numbers = (self.tokens, self.dim, self.seed)
-        return _hash("broadcast", *numbers, self.direction, self.rotation, self.batch(0, 1).x)
+        return _hash("broadcast", *numbers, self.vector, self.rotation, self.batch(0, 1).x)
 
 
 def task_loss(produced: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     """Mean squared error [B N C] over the tokens that count, batch and channels."""
     return ((produced - target).square().mean(-1) * weight).sum() / (len(produced) * weight.sum())
-
-
-def base_rate(flags: Tensor, weight: Tensor) -> float:
-    """The share of counted tokens that are flagged."""
-    share = float((flags * weight).sum() / (len(flags) * weight.sum()))
-    assert math.isfinite(share)
-    return share
