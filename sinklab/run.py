@@ -30,7 +30,10 @@ __all__ = ["PartWriter", "Run", "WriteError", "differences", "fingerprint", "lib
 
 SCHEMA_VERSION = 1
 CONFIG = "run.json"
-RESULTS = ("heads", "effects", "training", "tables", "overlays", "figures", "sinks.parquet", "summary.json", "report.html")
+RESULTS = (
+    *("heads", "effects", "training", "tables", "overlays", "figures"),
+    *("sinks.parquet", "summary.json", "report.html"),
+)
 """What a run writes beside run.json, and all that `overwrite` removes; anything else in the folder is the user's."""
 
 

@@ -19,7 +19,7 @@ FORMAT = "sinklab-training-1"
 
 
 def save_checkpoint(path: Path, recipe: Recipe, step: int) -> None:
-    """Write the state after `step` steps; whoever reads the path finds the old file or the new one. Raises WriteError."""
+    """Write the state after `step` steps; a reader finds the old file or the new one. Raises WriteError."""
     from safetensors.torch import save
 
     state = recipe.optimizer.state_dict()

@@ -148,7 +148,7 @@ def _progress(recipe: Recipe, done: int, metrics: _Metrics, left: float) -> Prog
 
 
 class _Metrics:
-    """metrics.jsonl: one line a recorded step, none of them twice. Lines after the checkpoint are dropped on resuming."""
+    """metrics.jsonl: one line a recorded step, none twice. Lines after the checkpoint are dropped on resuming."""
 
     def __init__(self, path: Path, done: int) -> None:
         self.last: dict[str, float] = {}
@@ -171,7 +171,7 @@ class _Metrics:
 
     def record(self, done: int, scalars: Mapping[str, Tensor], factor: float) -> None:
         """Add a line. Raises InputError if the loss is no longer a number."""
-        values = {name: float(value) for name, value in scalars.items()}
+        values = {name: float(value.detach()) for name, value in scalars.items()}
         if not math.isfinite(values["total"]):
             raise InputError(
                 f"The loss is {values['total']} after {done} steps: the training has diverged. Try a smaller learning "

@@ -199,7 +199,7 @@ def _train_member(
 
 
 def read_evaluation(run: Run, member: str) -> list[dict[str, Any]]:
-    """The rows of `toy_measure.evaluate` for one member, named as in run.json. Raises NotFoundError before it is done."""
+    """`toy_measure.evaluate`'s rows for one member, named as in run.json. Raises NotFoundError before it is done."""
     path = run.path / FOLDER / member / "evaluation.json"
     if not path.is_file():
         raise NotFoundError(f"{member} of the run {run.path} has not been evaluated: its training is not finished.")

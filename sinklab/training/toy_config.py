@@ -177,10 +177,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             **SMALL,
         },
     },
-    "broadcast": {"paper": {}, "laptop": {"steps": 1500, "batch": 64, "lr": 2e-3, **SMALL}},
+    "broadcast": {"paper": {}, "laptop": {"steps": 400, "batch": 64, "lr": 2e-3, **SMALL}},
     "pathway": {
         "paper": {},
-        "laptop": {"steps": 1500, "batch": 64, "lr": 2e-3, "trained": ARMS[:3], **SMALL},
+        "laptop": {"steps": 400, "batch": 64, "lr": 2e-3, "trained": ARMS[:3], **SMALL},
         "e1": {
             "trained": E1,
             "penalty_layers": "mean",
