@@ -80,7 +80,11 @@ def test_layers_are_averaged_or_summed() -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"ratio": "token"}, "batch, example"), ({"denominator": "none"}, "gradient, stopgrad"), ({"reduce": "max"}, "sum")],
+    [
+        ({"ratio": "token"}, "batch, example"),
+        ({"denominator": "none"}, "gradient, stopgrad"),
+        ({"reduce": "max"}, "sum"),
+    ],
 )
 def test_an_unknown_form_is_refused_by_name(options: dict[str, str], words: str) -> None:
     with pytest.raises(InputError, match=words):

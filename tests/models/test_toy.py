@@ -26,7 +26,11 @@ def size(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-MODELS = [(NopModel, {}), (BroadcastModel, {}), *((BroadcastModel, {"pathway": gate}) for gate in ("learned", "uniform"))]
+MODELS = [
+    (NopModel, {}),
+    (BroadcastModel, {}),
+    *((BroadcastModel, {"pathway": gate}) for gate in ("learned", "uniform")),
+]
 NAMES = ["nop", "broadcast", "learned", "uniform"]
 
 

@@ -72,7 +72,9 @@ def test_lines_written_after_the_last_checkpoint_are_not_there_twice(tmp_path: P
     whole, killed = recipe(), recipe()
     train(whole, tmp_path / "whole")
     train(killed, tmp_path / "parts", until=5)
-    with (tmp_path / "parts" / METRICS).open("a") as stream:  # what a kill leaves behind: a step too many, and half a line
+    with (tmp_path / "parts" / METRICS).open(
+        "a"
+    ) as stream:  # what a kill leaves behind: a step too many, and half a line
         stream.write(json.dumps({"step": 6, "total": 1.0}) + '\n{"step": 7, "to')
     train(recipe(), tmp_path / "parts", resume=True)
     assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
