@@ -39,6 +39,8 @@ class LayerEdit:
 class LayerRecord:
     """What one layer computed."""
 
+    x: Tensor
+    """[B N C], the stream before it."""
     h: Tensor
     """[B N C], what attention and pathway read."""
     pattern: Tensor
@@ -53,7 +55,7 @@ class LayerRecord:
 
 def run_block(block: ToyBlock, x: Tensor, edit: LayerEdit | None = None) -> tuple[Tensor, LayerRecord]:
     """The stream after the layer, and what happened in it."""
-    edit = edit or LayerEdit()
+    edit, before = edit or LayerEdit(), x
     h, head = block.normalised(x), block.attention
     scores = head.q_proj(h) @ head.k_proj(h).mT / h.shape[-1] ** 0.5  # [B N N]
     if edit.without is not None:
@@ -70,7 +72,7 @@ def run_block(block: ToyBlock, x: Tensor, edit: LayerEdit | None = None) -> tupl
     x = x + update if shared is None else x + update + shared
     if block.mlp is not None:
         x = x + block.mlp(block.norm2(x))
-    return x, LayerRecord(h=h, pattern=pattern, value=value, update=update, shared=shared)
+    return x, LayerRecord(x=before, h=h, pattern=pattern, value=value, update=update, shared=shared)
 
 
 def layers_of(model: ToyModel) -> list[ToyBlock]:
@@ -79,12 +81,15 @@ def layers_of(model: ToyModel) -> list[ToyBlock]:
 
 
 def run_model(
-    model: ToyModel, x: Tensor, edits: Mapping[int, LayerEdit] | None = None
+    model: ToyModel, x: Tensor, edits: Mapping[int, LayerEdit] | None = None, *, start: int = 0
 ) -> tuple[Tensor, list[LayerRecord]]:
-    """The model's output for x [B N C] with the layers in `edits` changed, and the record of every layer."""
+    """The model's output with the layers in `edits` changed, and the records of the layers from `start` on.
+
+    x [B N C] is the stream before layer `start`.
+    """
     records = []
-    for layer, block in enumerate(layers_of(model)):
-        x, record = run_block(block, x, (edits or {}).get(layer))
+    for layer, block in enumerate(layers_of(model)[start:]):
+        x, record = run_block(block, x, (edits or {}).get(start + layer))
         records.append(record)
     return x, records
 

@@ -79,7 +79,11 @@ def rms(change: Tensor, group: Tensor) -> float:
 
 
 def nop_numbers(model: ToyModel, task: NopTask, own: Batch, donor: Batch) -> dict[Key, float]:
-    """Table 2: task_mse, delta_rms_nop and delta_rms_active of every edit at token 0, and how attention gets there."""
+    """Table 2: task_mse, delta_rms_nop and delta_rms_active of every edit at token 0, and how attention gets there.
+
+    `route` masks the sink's logit. `route_clamped` divides the other weights by their sum, or by 1e-12 where that is
+    larger: so saturated is the sink that many rows then come out near zero, and the edit looks half as strong as it is.
+    """
     (block,) = layers_of(model)
     plain, (record,) = run_model(model, own.x)
     _, (other,) = run_model(model, donor.x)
@@ -87,14 +91,20 @@ def nop_numbers(model: ToyModel, task: NopTask, own: Batch, donor: Batch) -> dic
     counted = (own.weight > 0).expand_as(own.flags)
     groups = {"nop": own.flags & counted, "active": ~own.flags & counted}
     numbers: dict[Key, float] = {}
-    for edit, change in {
-        "baseline": LayerEdit(),
-        "zero": LayerEdit(value=replaced(sink, 0.0)),
-        "donor": LayerEdit(value=replaced(sink, other.value[:, 0])),
-        "ordinary": LayerEdit(value=replaced(sink, other.value[:, 1])),
-        "route": LayerEdit(without=sink),
-    }.items():
-        produced, _ = run_model(model, own.x, {0: change})
+    outputs = {
+        edit: run_model(model, own.x, {0: change})[0]
+        for edit, change in {
+            "baseline": LayerEdit(),
+            "zero": LayerEdit(value=replaced(sink, 0.0)),
+            "donor": LayerEdit(value=replaced(sink, other.value[:, 0])),
+            "ordinary": LayerEdit(value=replaced(sink, other.value[:, 1])),
+            "route": LayerEdit(without=sink),
+        }.items()
+    }
+    rest = record.pattern * (torch.arange(task.tokens, device=own.x.device) != 0)
+    clamped = rest / rest.sum(-1, keepdim=True).clamp_min(1e-12)
+    outputs["route_clamped"] = own.x + block.attention.out_proj(clamped @ record.value)
+    for edit, produced in outputs.items():
         numbers[0, edit, "task_mse"] = float(task_loss(produced, own.target, own.weight))
         for group, tokens in groups.items():
             numbers[0, edit, f"delta_rms_{group}"] = rms(produced - plain, tokens)
@@ -169,10 +179,10 @@ def broadcast_numbers(model: ToyModel, task: BroadcastTask, own: Batch, donor: B
             edits["pathway_off"] = LayerEdit(pathway=False)
             edits["donor_state"] = LayerEdit(state=block.pathway.state(other.h))
         for edit, change in edits.items():
-            produced, after = run_model(model, own.x, {layer: change})
-            found = seen.effect(produced, after[layer], record, with_donor=edit in ("donor", "ordinary", "donor_state"))
+            produced, (after, *_) = run_model(model, record.x, {layer: change}, start=layer)
+            found = seen.effect(produced, after, record, with_donor=edit in ("donor", "ordinary", "donor_state"))
             if edit == "donor":
-                found["closed_form_error"] = closed_form_error(block, record, after[layer], source)
+                found["closed_form_error"] = closed_form_error(block, record, after, source)
             numbers |= {(layer, edit, name): value for name, value in found.items()}
     return numbers
 
@@ -227,7 +237,7 @@ def layer_diagnostics(block: Any, record: LayerRecord, source: Tensor) -> dict[s
     received, norms = inflow(record.pattern), value_norms(block, record)
     elsewhere = ~F.one_hot(source, received.shape[-1]).bool()
     others = (norms * elsewhere).sum(-1) / elsewhere.sum(-1)
-    singular = torch.linalg.svdvals(record.update)  # [B min(N, C)]
+    energies = torch.linalg.eigvalsh(record.update.double() @ record.update.double().mT)  # [B N], σ² rising
     found = {
         "inflow": received.max(-1).values.mean(),
         "sink_match": (received.argmax(-1) == source).float().mean(),
@@ -235,7 +245,7 @@ def layer_diagnostics(block: Any, record: LayerRecord, source: Tensor) -> dict[s
         "value_norm_source": picked(norms[..., None], source).mean(),
         "value_norm_other": others.mean(),
         "value_ratio": (picked(norms[..., None], source)[:, 0] / others).mean(),
-        "stable_rank": (singular.square().sum(-1) / singular[:, 0].square().clamp_min(1e-30)).mean(),
+        "stable_rank": (energies.sum(-1) / energies[:, -1].clamp_min(1e-30)).mean(),
         "update_rms": record.update.square().mean().sqrt(),
         "common_mode": common_mode(record.update),
     }
