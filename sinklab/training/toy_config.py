@@ -232,7 +232,8 @@ def config_from(kind: str, saved: Mapping[str, Any]) -> TrainConfig:
     if known != saved.keys():
         wrong = sorted(known ^ saved.keys())
         raise InputError(f"The saved config of {kind} differs from this version's in {', '.join(wrong)}.")
-    return KINDS[kind](**{key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()})
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
+    return KINDS[kind](**values)
 
 
 @dataclass(frozen=True, kw_only=True)

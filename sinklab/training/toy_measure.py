@@ -42,11 +42,9 @@ def evaluate(
 
     The metrics are those of the task: see `nop_numbers`, `branch_numbers`, `broadcast_numbers`.
     """
-    measure: Callable[..., dict[Key, float]]
-    if isinstance(task, NopTask):
-        measure = nop_numbers
-    else:
-        measure = branch_numbers if isinstance(task, NopBranchTask) else broadcast_numbers
+    measure: Callable[..., dict[Key, float]] = broadcast_numbers
+    if not isinstance(task, BroadcastTask):
+        measure = nop_numbers if isinstance(task, NopTask) else branch_numbers
     seen: dict[Key, list[float]] = {}
     with torch.no_grad():
         for number in range(batches):
