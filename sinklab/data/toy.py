@@ -10,7 +10,7 @@ Letters: B batch, N tokens, C model dim.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -52,7 +52,9 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Task:
+class ToyTask:
+    """What the tasks share. A task is its seed and its numbers; everything else follows from them."""
+
     seed: int
     tokens: int = 32
     dim: int = 64
@@ -83,6 +85,22 @@ class _Task:
         """Targets for tokens x [B N C]."""
         raise NotImplementedError
 
+    def fingerprint(self) -> str:
+        """SHA-256 of all that fixes the task and its first batch: equal for arms that may be compared.
+
+        Bits count, and random numbers differ in their last ones between kinds of processor: see `signature`.
+        """
+        first = self.batch(0, 1)
+        numbers = [getattr(self, entry.name) for entry in fields(self)]
+        return _hash(type(self).__name__, *numbers, self.vector, first.x, first.target)
+
+    def signature(self) -> list[float]:
+        """A few of the task's numbers, for telling on another machine whether it is drawn alike there, to 1e-3."""
+        first = self.batch(0, 1)
+        return [
+            round(float(value), 5) for part in (self.vector, first.x[0, 1], first.target[0, 1]) for value in part[:8]
+        ]
+
     def _unit(self) -> Tensor:
         """One draw from N(0, I), of length 1 [C]."""
         vector = torch.randn(self.dim, generator=generator_for("task", self.seed))
@@ -92,7 +110,7 @@ class _Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NopTask(_Task):
+class NopTask(ToyTask):
     """Block-output form (App. A.3): reproduce x_i where ⟨x_i, v⟩ ≤ 0, and give 0 elsewhere.
 
     Token 0 is the dedicated sink: its input is always 0, and it does not count. `flags` are the NOP queries.
@@ -110,13 +128,9 @@ class NopTask(_Task):
         active = x @ self.vector.to(x) > 0
         return Batch(x=x, target=x * ~active[..., None], flags=~active, weight=weight)
 
-    def fingerprint(self) -> str:
-        """SHA-256 of all that fixes the task and its first batch: equal for arms that may be compared."""
-        return _hash("nop", self.tokens, self.dim, self.seed, self.vector, self.batch(0, 1).x)
-
 
 @dataclass(frozen=True, kw_only=True)
-class NopBranchTask(_Task):
+class NopBranchTask(ToyTask):
     """Branch-supervised form (Eqs. 6, 7): the attention's own update is to be x_i, or γ x_i where ⟨x_i, v⟩ > λ.
 
     Every token is random and counts. `flags` are the damped tokens.
@@ -141,14 +155,9 @@ class NopBranchTask(_Task):
         factor = torch.where(flagged, self.damping, 1.0)[..., None]
         return Batch(x=x, target=factor * x, flags=flagged, weight=torch.ones(self.tokens, device=x.device))
 
-    def fingerprint(self) -> str:
-        """SHA-256 of all that fixes the task and its first batch."""
-        numbers = (self.tokens, self.dim, self.seed, self.damping, self.threshold)
-        return _hash("nop-branch", *numbers, self.vector, self.batch(0, 1).x)
-
 
 @dataclass(frozen=True, kw_only=True)
-class BroadcastTask(_Task):
+class BroadcastTask(ToyTask):
     """Broadcast (Eq. 3): add p = x_{j*} R to every token, with j* = argmax_j ⟨x_j, u⟩. `flags` mark j*."""
 
     @cached_property
@@ -174,11 +183,6 @@ class BroadcastTask(_Task):
         flags = torch.nn.functional.one_hot(self.sources(x), self.tokens).bool()
         weight = torch.ones(self.tokens, device=x.device)
         return Batch(x=x, target=x + self.payload(x)[:, None], flags=flags, weight=weight)
-
-    def fingerprint(self) -> str:
-        """SHA-256 of all that fixes the task and its first batch: equal for arms that may be compared."""
-        numbers = (self.tokens, self.dim, self.seed)
-        return _hash("broadcast", *numbers, self.vector, self.rotation, self.batch(0, 1).x)
 
 
 def task_loss(produced: Tensor, target: Tensor, weight: Tensor) -> Tensor:

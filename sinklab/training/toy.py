@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,7 @@ def train_toy(
         "device": torch.device(device).type,  # batches are drawn there
         "compile": compile,
     }
-    with Run.create(path, settings=settings, overwrite=overwrite, resume=resume) as run:
+    with _full_precision(), Run.create(path, settings=settings, overwrite=overwrite, resume=resume) as run:
         run.update(
             status="running",
             command=list(command),
@@ -162,6 +163,17 @@ def train_toy(
         _write_table(run, trained)
         run.update(status="complete")
     return run
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Matrix products in float32 and not TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def first_weights(member: Member) -> str:
@@ -190,7 +202,11 @@ def _train_member(
     config, model = member.config, recipe.model
     assert isinstance(model, ToyModel)
     task = build_task(config, member.seed)
-    save_model(folder / "model.safetensors", model, {**_saved_settings(member), "task": task.fingerprint()})
+    save_model(
+        folder / "model.safetensors",
+        model,
+        _saved_settings(member) | {"task": task.fingerprint(), "signature": task.signature()},
+    )
     rows = evaluate(model, task, batches=config.evaluation_batches, size=config.evaluation_size, device=device)
     seconds["evaluate_seconds"] = time.monotonic() - clocks[0] - seconds["train_seconds"]
     timings = {**run.config.get("timings", {}), member.name: seconds}  # of the last session, where there were several
@@ -249,10 +265,11 @@ def load_toy(path: str | Path) -> TrainedToy:
         config = config_from(saved["kind"], saved["config"])
         model, task = build_model(config, saved["arm"], saved["seed"]), build_task(config, saved["seed"])
         model.load_state_dict(load_file(path))
+        alike = all(abs(a - b) < 1e-3 for a, b in zip(saved["signature"], task.signature(), strict=True))
     except InputError:
         raise
     except (SafetensorError, RuntimeError, KeyError, ValueError, TypeError) as error:
         raise InputError(f"{path} and its .json are not a trained controlled model: {error}.") from error
-    if saved["task"] != task.fingerprint():
+    if not alike:
         raise InputError(f"{path} was trained on a task that this version of sinklab and torch draws differently.")
     return TrainedToy(model=model.eval(), task=task, config=config, arm=saved["arm"], seed=saved["seed"])

@@ -7,16 +7,16 @@ import math
 import pytest
 import torch
 
-from sinklab.data.toy import BroadcastTask, NopBranchTask, NopTask, generator_for, task_loss
+from sinklab.data.toy import BroadcastTask, NopBranchTask, NopTask, ToyTask, generator_for, task_loss
 from sinklab.errors import InputError
 from sinklab.training.toy_config import threshold_for
 
-TASKS = [NopTask(seed=3), NopBranchTask(seed=3), BroadcastTask(seed=3)]
+TASKS: list[ToyTask] = [NopTask(seed=3), NopBranchTask(seed=3), BroadcastTask(seed=3)]
 IDS = ["nop", "nop-branch", "broadcast"]
 
 
 @pytest.mark.parametrize("task", TASKS, ids=IDS)
-def test_a_batch_depends_on_seed_and_step_and_not_on_what_was_drawn_before(task: NopTask) -> None:
+def test_a_batch_depends_on_seed_and_step_and_not_on_what_was_drawn_before(task: ToyTask) -> None:
     first = task.batch(5, 4).x
     torch.randn(100)
     task.batch(6, 4)
@@ -26,7 +26,7 @@ def test_a_batch_depends_on_seed_and_step_and_not_on_what_was_drawn_before(task:
 
 
 @pytest.mark.parametrize("task", TASKS, ids=IDS)
-def test_drawing_a_batch_leaves_torchs_own_generator_alone(task: NopTask) -> None:
+def test_drawing_a_batch_leaves_torchs_own_generator_alone(task: ToyTask) -> None:
     before = torch.get_rng_state()
     task.batch(0, 2)
     assert torch.equal(torch.get_rng_state(), before)
@@ -40,7 +40,7 @@ def test_evaluation_donors_and_scores_never_see_a_training_batch() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS, ids=IDS)
-def test_the_tasks_direction_has_length_one(task: NopTask) -> None:
+def test_the_tasks_direction_has_length_one(task: ToyTask) -> None:
     assert float(task.vector.norm()) == pytest.approx(1)
 
 
@@ -86,7 +86,8 @@ def test_every_token_is_to_receive_the_rotated_source() -> None:
     task = BroadcastTask(seed=0)
     batch = task.batch(0, 4)
     for row in range(4):
-        source = max(range(32), key=lambda j, row=row: float(batch.x[row, j] @ task.vector))
+        scores = [float(batch.x[row, j] @ task.vector) for j in range(32)]
+        source = scores.index(max(scores))
         assert batch.flags[row].nonzero().tolist() == [[source]]
         expected = batch.x[row] + (batch.x[row, source] @ task.rotation)[None]
         torch.testing.assert_close(batch.target[row], expected)
@@ -115,7 +116,7 @@ def test_a_centred_direction_hides_nothing_from_layernorm() -> None:
 
 
 def test_a_fingerprint_tells_tasks_apart() -> None:
-    tasks = [
+    tasks: list[ToyTask] = [
         NopTask(seed=0),
         NopTask(seed=1),
         NopTask(seed=0, centred=True),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,10 +14,11 @@ from sinklab.models.toy import BroadcastModel, NopModel, ToyBlock, ToyModel
 from sinklab.training.toy_edits import LayerEdit, run_model
 
 
-def seeded(build: type[ToyModel], **options: object) -> ToyModel:
+def seeded(build: Any, **options: Any) -> ToyModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return build(**options)
+        model: ToyModel = build(**options)
+        return model
 
 
 def tokens(batch: int = 2) -> torch.Tensor:

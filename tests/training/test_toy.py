@@ -114,7 +114,10 @@ def test_a_model_file_that_is_not_one_is_refused_with_its_name(tmp_path: Path) -
     with pytest.raises(NotFoundError, match="there is no .*other.safetensors"):
         load_toy(tmp_path / "other.safetensors")
     saved = json.loads(path.with_suffix(".json").read_text())
-    for changed, words in (({"task": "0" * 64}, "draws differently"), ({"format": "x"}, "not a trained controlled")):
+    for changed, words in (
+        ({"signature": [0.0] * 24}, "draws differently"),
+        ({"format": "x"}, "not a trained controlled"),
+    ):
         path.with_suffix(".json").write_text(json.dumps(saved | changed))
         with pytest.raises(InputError, match=words):
             load_toy(path)
