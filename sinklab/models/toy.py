@@ -11,10 +11,14 @@ The residual stream is the raw input. Letters: B batch, N tokens, C model dim (a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sinklab.errors import InputError
 from sinklab.models.pathway import GlobalPathway
 
 POSITION_STD = 0.02
@@ -113,3 +117,19 @@ class BroadcastModel(ToyModel):
             for block in self.blocks:
                 assert isinstance(block, ToyBlock)
                 block.pathway = GlobalPathway(dim, dim, gate=pathway)
+
+
+def build_toy(kind: str, arm: str, numbers: Mapping[str, Any]) -> ToyModel:
+    """The model of a task (nop, nop-branch, broadcast, pathway) and arm, with first weights from torch's own state.
+
+    `numbers` holds tokens and dim and, but for the NOP tasks, hidden and layers. An arm's name says what it has: with
+    "global" a pathway, with "uniform" one with γ ≡ 1. Raises InputError for another task.
+    """
+    tokens, dim = int(numbers["tokens"]), int(numbers["dim"])
+    if kind in ("nop", "nop-branch"):
+        return NopModel(tokens, dim)
+    if kind not in ("broadcast", "pathway"):
+        raise InputError(f"A controlled model is of nop, nop-branch, broadcast or pathway, not of {kind!r}.")
+    gate = None if "global" not in arm else "uniform" if "uniform" in arm else "learned"
+    hidden, layers = int(numbers["hidden"]), int(numbers["layers"])
+    return BroadcastModel(tokens, dim, hidden=hidden, layers=layers, pathway=gate)

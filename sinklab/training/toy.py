@@ -22,7 +22,8 @@ from torch import Tensor
 from sinklab.data.toy import Batch, BroadcastTask, NopBranchTask, NopTask, generator_for, task_loss
 from sinklab.errors import InputError, NotFoundError
 from sinklab.models.pathway import broadcast_penalty
-from sinklab.models.toy import BroadcastModel, NopModel, ToyModel
+from sinklab.models.toy import ToyModel, build_toy
+from sinklab.models.toy_file import FORMAT, read_toy
 from sinklab.run import Run, fingerprint, library_versions
 from sinklab.training.checkpoint import save_model
 from sinklab.training.loop import Progress, Recipe, train
@@ -39,7 +40,6 @@ from sinklab.training.toy_edits import layers_of, sink_scores
 from sinklab.training.toy_measure import evaluate
 
 Task = NopTask | NopBranchTask | BroadcastTask
-FORMAT = "sinklab-toy-1"
 FOLDER = "training"
 
 
@@ -55,10 +55,7 @@ def build_model(config: TrainConfig, arm: str, seed: int) -> ToyModel:
     """A model with its first weights; arms of one seed share those of attention and MLP. Leaves torch's own state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator_for("initialisation", seed).initial_seed())
-        if not isinstance(config, BroadcastConfig):
-            return NopModel(config.tokens, config.dim)
-        gate = None if "global" not in arm else "uniform" if "uniform" in arm else "learned"
-        return BroadcastModel(config.tokens, config.dim, hidden=config.hidden, layers=config.layers, pathway=gate)
+        return build_toy(config.kind, arm, asdict(config))
 
 
 def build_recipe(member: Member, device: str | torch.device = "cpu", *, compile: bool = False) -> Recipe:
@@ -246,30 +243,14 @@ class TrainedToy:
 
 
 def load_toy(path: str | Path) -> TrainedToy:
-    """A model from its .safetensors file and the .json beside it.
+    """A model from its .safetensors file and the .json beside it, with the task that it was trained on.
 
     Raises NotFoundError if one is missing, InputError if they are not of a controlled task, do not fit each other, or
     name a task that this version draws differently.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    path = Path(path)
-    for needed in (path, path.with_suffix(".json")):
-        if not needed.is_file():
-            raise NotFoundError(f"A trained controlled model is a .safetensors file and a .json: there is no {needed}.")
-    try:
-        saved = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        if saved["format"] != FORMAT:
-            raise KeyError(saved["format"])
-        config = config_from(saved["kind"], saved["config"])
-        model, task = build_model(config, saved["arm"], saved["seed"]), build_task(config, saved["seed"])
-        model.load_state_dict(load_file(path))
-        alike = all(abs(a - b) < 1e-3 for a, b in zip(saved["signature"], task.signature(), strict=True))
-    except InputError:
-        raise
-    except (SafetensorError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        raise InputError(f"{path} and its .json are not a trained controlled model: {error}.") from error
-    if not alike:
+    model, saved = read_toy(path)
+    config = config_from(saved["kind"], saved["config"])
+    task = build_task(config, saved["seed"])
+    if not all(abs(a - b) < 1e-3 for a, b in zip(saved["signature"], task.signature(), strict=True)):
         raise InputError(f"{path} was trained on a task that this version of sinklab and torch draws differently.")
-    return TrainedToy(model=model.eval(), task=task, config=config, arm=saved["arm"], seed=saved["seed"])
+    return TrainedToy(model=model, task=task, config=config, arm=saved["arm"], seed=saved["seed"])
