@@ -143,7 +143,7 @@ def branch_numbers(model: ToyModel, task: NopBranchTask, own: Batch, donor: Batc
 def interaction(model: ToyModel, layer: int) -> Tensor:
     """Θ = W_Q W_Kᵀ [C C] in float64, in the row-vector convention q = x W_Q (Eq. 24)."""
     head = layers_of(model)[layer].attention
-    return head.q_proj.weight.detach().double().T @ head.k_proj.weight.detach().double()
+    return head.q_proj.weight.detach().cpu().double().T @ head.k_proj.weight.detach().cpu().double()
 
 
 def broadcast_numbers(model: ToyModel, task: BroadcastTask, own: Batch, donor: Batch) -> dict[Key, float]:
@@ -235,7 +235,8 @@ def layer_diagnostics(block: Any, record: LayerRecord, source: Tensor) -> dict[s
     received, norms = inflow(record.pattern), value_norms(block, record)
     elsewhere = ~F.one_hot(source, received.shape[-1]).bool()
     others = (norms * elsewhere).sum(-1) / elsewhere.sum(-1)
-    energies = torch.linalg.eigvalsh(record.update.double() @ record.update.double().mT)  # [B N], σ² rising
+    update = record.update.cpu().double()  # not every device knows float64
+    energies = torch.linalg.eigvalsh(update @ update.mT)  # [B N], σ² rising
     found = {
         "inflow": received.max(-1).values.mean(),
         "sink_match": (received.argmax(-1) == source).float().mean(),
