@@ -165,7 +165,7 @@ KINDS: dict[str, type[TrainConfig]] = {
 E1 = ("attention", "global-uniform", "global-uniform+penalty")
 SMALL = {"checkpoint_every": 500, "warmup": 0.05, "decay": 0.5, "evaluation_batches": 16}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "nop": {"paper": {}, "laptop": {"steps": 1000, "batch": 64, "lr": 1e-2, "centred": True, **SMALL}},
+    "nop": {"paper": {}, "laptop": {"steps": 400, "batch": 64, "lr": 1e-2, "centred": True, **SMALL}},
     "nop-branch": {
         "paper": {},
         "laptop": {
