@@ -79,7 +79,7 @@ def test_a_refused_name_is_answered_before_torch_is_loaded() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_a_killed_training_says_how_to_go_on_and_goes_on(tmp_path: Path) -> None:
+def test_a_killed_training_says_how_to_go_on_and_leaves_a_checkpoint(tmp_path: Path) -> None:
     words = ["train", "nop", *SMALL, "--set", "steps=100000", "--set", "record_every=1", "--device", "cpu"]
     command = [sys.executable, "-m", "sinklab", *words, "-o", str(tmp_path / "run")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
