@@ -1,6 +1,7 @@
 """The smallest budgets of the controlled tasks that still show every claim, and how long they take.
 
     python benchmarks/toy_budget.py [TASK ...] [--seeds 0-2] [--output benchmarks/results/toy_budget.json]
+    python benchmarks/toy_budget.py --add RUN ...        a finished `sinklab train` run, recorded beside them
 
 For each task the `laptop` config is trained with more and more steps, several seeds a rung, until every claim of
 sinklab.training.toy_claims holds for every seed, and sinklab's own rule and definition call most of the sinks by their
@@ -28,7 +29,7 @@ from sinklab.sinks.reader import StatisticsReader
 from sinklab.sinks.rule import SinkRule
 from sinklab.training.toy import TrainedToy, load_toy, read_evaluation, train_toy
 from sinklab.training.toy_claims import best_layer, claims
-from sinklab.training.toy_config import make_config
+from sinklab.training.toy_config import config_from, make_config
 
 LADDER = {"nop": (50, 100, 200, 400), "broadcast": (100, 200, 400, 800), "pathway": (100, 200, 400, 800)}
 # Only NOP queries, half of all, attend to a NOP sink: no rule that asks for nine tenths of the queries can see it.
@@ -59,16 +60,20 @@ def called(held: TrainedToy, rule: SinkRule, layer: int) -> dict[str, float]:
     return {"events": len(events) / len(rows), **{str(name): float(share) for name, share in shares.items()}}
 
 
-def rung(kind: str, steps: int, seeds: list[int], folder: Path) -> dict[str, Any]:
-    """One length of training, all seeds."""
-    config = make_config(kind, "laptop", [f"steps={steps}"])
-    run: Run = train_toy(folder, config, seeds)
-    found: dict[str, Any] = {"steps": steps, "seeds": {}}
-    for seed in seeds:
+def summary(run: Run) -> dict[str, Any]:
+    """What a finished run shows, seed by seed."""
+    kind, settings = run.config["settings"]["kind"], run.config["settings"]
+    config = config_from(kind, settings["config"])
+    found: dict[str, Any] = {
+        "steps": config.steps,
+        "evaluation": [config.evaluation_batches, config.evaluation_size],
+        "seeds": {},
+    }
+    for seed in settings["seeds"]:
         arms = {arm: read_evaluation(run, f"seed-{seed}/{arm}") for arm in config.arms()}
         checked = claims(kind, arms)
         first = config.arms()[0]
-        held = load_toy(folder / "training" / f"seed-{seed}" / first / "model.safetensors")
+        held = load_toy(run.path / "training" / f"seed-{seed}" / first / "model.safetensors")
         layer = 0 if kind == "nop" else best_layer(arms[first])
         verdict = called(held, RULES[kind], layer)
         right = verdict.get("nop" if kind == "nop" else "broadcast", 0.0)
@@ -96,21 +101,36 @@ def main() -> None:
     parser.add_argument("--seeds", default="0-2")
     parser.add_argument("--from-steps", type=int, default=0, help="skip shorter rungs")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "toy_budget.json")
+    parser.add_argument("--add", type=Path, nargs="*", default=[], help="finished runs to record beside the ladders")
     options = parser.parse_args()
+    for path in options.add:
+        run = Run.open(path)
+        write(
+            options.output,
+            f"{run.config['settings']['kind']}, {run.config['settings']['config']['steps']} steps",
+            {"settings": run.config["settings"], **summary(run)},
+        )
+    if options.add:
+        return
     for kind in options.tasks or list(LADDER):
         config = make_config(kind, "laptop")
         fixed = {name: getattr(config, name) for name in ("batch", "lr", "warmup", "decay", "centred")}
         rungs: list[dict[str, Any]] = []
         for steps in (steps for steps in LADDER[kind] if steps >= options.from_steps):
             with tempfile.TemporaryDirectory() as folder:
-                rungs.append(rung(kind, steps, seed_numbers(options.seeds), Path(folder) / "run"))
-            held = json.loads(options.output.read_text()) if options.output.is_file() else {}
+                trained = make_config(kind, "laptop", [f"steps={steps}"])
+                rungs.append(summary(train_toy(Path(folder) / "run", trained, seed_numbers(options.seeds))))
             smallest = steps if rungs[-1]["holds"] else None
-            held[kind] = {"smallest": smallest, **fixed, "rungs": rungs, **conditions()}
-            options.output.write_text(json.dumps(held, indent=1) + "\n")
+            write(options.output, kind, {"smallest": smallest, **fixed, "rungs": rungs, **conditions()})
             print(kind, steps, "holds" if smallest else [seed["missed"] for seed in rungs[-1]["seeds"].values()])
             if smallest:
                 break
+
+
+def write(path: Path, key: str, found: dict[str, Any]) -> None:
+    """Put one entry into the result file."""
+    held = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps({**held, key: found}, indent=1, ensure_ascii=False) + "\n")
 
 
 def conditions() -> dict[str, Any]:

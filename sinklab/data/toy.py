@@ -133,13 +133,16 @@ class NopTask(ToyTask):
 class NopBranchTask(ToyTask):
     """Branch-supervised form (Eqs. 6, 7): the attention's own update is to be x_i, or γ x_i where ⟨x_i, v⟩ > λ.
 
-    Every token is random and counts. `flags` are the damped tokens.
+    Every token is random and counts, unless there is a dedicated sink. `flags` are the damped tokens.
     """
 
     damping: float = 0.0
     """γ."""
     threshold: float = 0.0
     """λ."""
+    dedicated: bool = False
+    """Token 0's input is always 0 and it does not count, as in the block-output form: a sink then forms early, where it
+    otherwise has first to win a position over."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.damping <= 1:
@@ -151,9 +154,13 @@ class NopBranchTask(ToyTask):
         return self._unit()
 
     def of(self, x: Tensor) -> Batch:
-        flagged = x @ self.vector.to(x) > self.threshold
+        weight = torch.ones(self.tokens, device=x.device)
+        if self.dedicated:
+            weight[0] = 0
+            x = x * weight[:, None]
+        flagged = (x @ self.vector.to(x) > self.threshold) & (weight > 0)
         factor = torch.where(flagged, self.damping, 1.0)[..., None]
-        return Batch(x=x, target=factor * x, flags=flagged, weight=torch.ones(self.tokens, device=x.device))
+        return Batch(x=x, target=factor * x, flags=flagged, weight=weight)
 
 
 @dataclass(frozen=True, kw_only=True)

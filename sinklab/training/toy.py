@@ -47,7 +47,7 @@ def build_task(config: TrainConfig, seed: int) -> Task:
     """The task of a config and seed; all arms of one seed share it."""
     shape: dict[str, Any] = {"seed": seed, "tokens": config.tokens, "dim": config.dim, "centred": config.centred}
     if isinstance(config, NopBranchConfig):
-        return NopBranchTask(**shape, damping=config.damping, threshold=config.threshold)
+        return NopBranchTask(**shape, damping=config.damping, threshold=config.threshold, dedicated=config.dedicated)
     return BroadcastTask(**shape) if isinstance(config, BroadcastConfig) else NopTask(**shape)
 
 

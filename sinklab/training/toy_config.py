@@ -95,6 +95,8 @@ class NopBranchConfig(TrainConfig):
     """γ: flagged tokens are to be updated by γ x."""
     threshold: float = 0.0
     """λ: tokens with ⟨x, v⟩ > λ are flagged; 10 flags none."""
+    dedicated: bool = False
+    """Give the head a token 0 without content, as the block-output form does; a sink then forms in few steps."""
     loss: str = "branch"
     """"branch": Eq. 7, on attention's update; "block": on the block's output with the normalised stream as residual."""
     frequencies: tuple[float, ...] = tuple(0.1 + 0.8 * i / 19 for i in range(20))
@@ -173,6 +175,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "frequency_steps": 1000,
             "batch": 64,
             "lr": 1e-2,
+            "centred": True,
+            "dedicated": True,
             "frequencies": (0.1, 0.3, 0.5, 0.7, 0.9),
             **SMALL,
         },

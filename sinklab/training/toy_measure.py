@@ -60,6 +60,8 @@ def evaluate(
 
 
 def _sem(values: list[float]) -> float:
+    if any(math.isnan(value) for value in values):  # a group without tokens, such as the flagged ones at λ = 10
+        return math.nan
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
@@ -135,7 +137,8 @@ def branch_numbers(model: ToyModel, task: NopBranchTask, own: Batch, donor: Batc
         (0, "baseline", "sigma_2"): float(sigma[1]),
         (0, "baseline", "sigma1_share"): float(sigma[0].square() / sigma.square().sum()),
     }
-    for group, tokens in {"flagged": own.flags & others, "other": ~own.flags & others}.items():
+    counted = others & (own.weight > 0)
+    for group, tokens in {"flagged": own.flags & counted, "other": ~own.flags & counted}.items():
         numbers[0, "baseline", f"attention_{group}"] = float(to_sink[tokens].mean())  # NaN where no token is flagged
     return numbers
 

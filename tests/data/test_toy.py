@@ -78,6 +78,12 @@ def test_the_threshold_of_a_frequency_flags_that_share_of_the_tokens(frequency: 
     assert float(flags.float().mean()) == pytest.approx(frequency, abs=5 * spread)
 
 
+def test_a_dedicated_sink_is_zero_never_flagged_and_does_not_count() -> None:
+    batch = NopBranchTask(seed=0, threshold=-10, dedicated=True).batch(0, 4)
+    assert not batch.x[:, 0].any() and not batch.flags[:, 0].any() and batch.flags[:, 1:].all()
+    assert batch.weight.tolist() == [0.0] + [1.0] * 31
+
+
 def test_at_threshold_ten_no_token_is_flagged() -> None:
     assert not NopBranchTask(seed=0, threshold=10).batch(0, 512).flags.any()
 

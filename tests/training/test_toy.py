@@ -177,6 +177,13 @@ def test_means_have_the_standard_error_of_their_batches() -> None:
     assert row["sem"] == pytest.approx((sum((value - mean) ** 2 for value in single) / 2 / 3) ** 0.5, rel=1e-3)
 
 
+def test_where_nothing_is_flagged_there_is_no_attention_of_flagged_tokens() -> None:
+    rows = evaluate(NopModel(), NopBranchTask(seed=0, threshold=10), batches=2, size=4)
+    (flagged,) = [row for row in rows if row["metric"] == "attention_flagged"]
+    assert math.isnan(flagged["mean"]) and math.isnan(flagged["sem"])
+    assert 0 < look_up(rows, 0, "baseline", "attention_other") < 1
+
+
 def test_theta_is_what_stands_between_two_tokens_in_their_logit() -> None:
     model = NopModel()
     x = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
@@ -187,7 +194,7 @@ def test_theta_is_what_stands_between_two_tokens_in_their_logit() -> None:
 
 
 def test_the_block_form_of_the_branch_loss_has_the_normalised_stream_as_residual() -> None:
-    config = replace(make_config("nop-branch"), loss="block")  # type: ignore[call-arg]
+    config = replace(make_config("nop-branch", "paper"), loss="block")  # type: ignore[call-arg]
     model, batch = NopModel(), build_task(config, 0).batch(0, 4)
     with torch.no_grad():
         block: Any = model.blocks[0]
