@@ -171,8 +171,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "nop-branch": {
         "paper": {},
         "laptop": {
-            "steps": 1000,
-            "frequency_steps": 1000,
+            "steps": 600,
+            "frequency_steps": 600,
             "batch": 64,
             "lr": 1e-2,
             "centred": True,
