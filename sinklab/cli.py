@@ -1,4 +1,4 @@
-"""The command line: `sinklab diagnose`, `report`, `doctor`, `models`; `patch` has a file of its own.
+"""The command line: `sinklab diagnose`, `report`, `doctor`, `models`; `patch` and `train` have files of their own.
 
 Heavy libraries load inside the commands.
 """
@@ -15,6 +15,7 @@ import typer
 
 from sinklab import terminal
 from sinklab.cli_patch import patch
+from sinklab.cli_train import train
 from sinklab.errors import InputError, printable
 from sinklab.settings import layer_numbers, safe_name
 
@@ -179,6 +180,7 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder o
 
 
 app.command()(patch)
+app.command()(train)
 
 
 @app.command()

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -135,6 +135,44 @@ def _left(start: tuple[float, int], done: int, total: int) -> str:
 def progress() -> Any:
     """A with-block that gives a callable (done, total)."""
     return _Bar() if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0" else _Lines()
+
+
+class _Training:
+    """Progress of trainings: on a terminal one line that is written over, in a pipe a line now and then."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names, self._last, self._name = list(names), -PLAIN_EVERY, ""
+        self._over = sys.stderr.isatty()
+
+    def __enter__(self) -> _Training:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._over and self._name:
+            print(file=sys.stderr)
+
+    def __call__(
+        self, name: str, step: int, steps: int, loss: float, score: Mapping[str, float], left: float | None
+    ) -> None:
+        now = time.monotonic()
+        if step < steps and name == self._name and now - self._last < (0.2 if self._over else PLAIN_EVERY):
+            return
+        self._last, begun = now, name != self._name and bool(self._name)
+        self._name = name
+        sinks = " ".join(f"{value:.2f}" for value in score.values())
+        place = f"{self._names.index(name) + 1}/{len(self._names)} " if len(self._names) > 1 else ""
+        line = f"{place}{name}  step {step}/{steps}  loss {loss:.4f}" + (f"  sink {sinks}" if sinks else "")
+        if left is not None and step < steps:
+            line += f"  {left:.0f} s left"
+        if self._over:
+            print("\n" * begun + f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+        else:
+            say(line)
+
+
+def training(names: Sequence[str]) -> _Training:
+    """A with-block that gives a callable (name, step, steps, loss, sink scores, seconds left) for these trainings."""
+    return _Training(names)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, titled: bool = False) -> None:

@@ -39,7 +39,9 @@ def test_importing_the_package_loads_no_heavy_library() -> None:
     assert not modules & HEAVY
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["diagnose", "--help"], ["doctor", "--help"], ["models"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["diagnose", "--help"], ["doctor", "--help"], ["train", "--help"], ["models"]]
+)
 def test_help_and_the_list_of_names_load_no_heavy_library(arguments: list[str]) -> None:
     modules, _ = loaded(HELP.format(arguments=arguments))
     assert "sinklab.cli" in modules

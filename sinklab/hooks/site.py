@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # The two norms of a pre-norm block, then where its attention LayerScale may be: the first path that exists is used.
 BLOCK_NORMS = (
+    ("norm1", "after_attention"),  # sinklab's own blocks say where the attention's update, and no more, has been added
     ("norm1", "norm2"),  # timm, DINOv2, DINOv3, Hugging Face Dinov2
     ("ln_1", "ln_2"),  # OpenCLIP, GPT-2
     ("layernorm_before", "layernorm_after"),  # Hugging Face ViT

@@ -1,0 +1,97 @@
+"""`sinklab train`: the options of the command line, and nothing else."""
+
+from __future__ import annotations
+
+import re
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sinklab import terminal
+from sinklab.errors import InputError
+
+
+class TaskName(StrEnum):
+    """The controlled tasks."""
+
+    nop = "nop"
+    nop_branch = "nop-branch"
+    broadcast = "broadcast"
+    pathway = "pathway"
+
+
+class SweepName(StrEnum):
+    """What nop-branch can be trained along."""
+
+    frequency = "frequency"
+    damping = "damping"
+
+
+def train(
+    task: Annotated[TaskName, typer.Argument(metavar="TASK", help="nop, nop-branch, broadcast or pathway.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="RUN", help="The run folder; default runs/TASK.")
+    ] = None,
+    config: Annotated[
+        str, typer.Option(metavar="NAME", help="laptop (minutes on two cores), paper (the full budget); pathway: e1.")
+    ] = "laptop",
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the config; repeatable.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds like 0-4 or 0,2,5; each has its own task and first weights.")] = "0",
+    sweep: Annotated[
+        SweepName | None, typer.Option(help="nop-branch: train along the frequency or the damping of NOP tokens.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    compile: Annotated[bool, typer.Option("--compile", help="Compile the step with torch.compile.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder, bit for bit.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
+) -> None:
+    """Train the models on which the two kinds of sink were isolated, and measure what their sinks do."""
+    output = output or Path("runs") / task.value
+    with terminal.errors_as_sentences(
+        lambda: f"What was trained is kept in {output}: the same command with --resume goes on."
+    ):
+        if resume and overwrite:
+            raise InputError("--resume goes on with a run and --overwrite replaces it: give one of them.")
+        from sinklab.training.toy_config import make_config, members
+
+        chosen = make_config(task.value, config, changes or ())
+        numbers = seed_numbers(seeds)
+        planned = members(chosen, numbers, None if sweep is None else sweep.value)
+
+        from sinklab.device import pick_device
+        from sinklab.training.toy import train_toy
+
+        with terminal.training([member.name for member in planned]) as tell:
+
+            def progress(member: Any, state: Any) -> None:
+                tell(member.name, state.step, state.steps, state.loss, state.score, state.seconds_left)
+
+            run = train_toy(
+                output,
+                chosen,
+                numbers,
+                sweep=None if sweep is None else sweep.value,
+                device=pick_device(device),
+                compile=compile,
+                resume=resume,
+                overwrite=overwrite,
+                command=["sinklab", *sys.argv[1:]],
+                progress=progress,
+            )
+        print(run.path / "tables/training.csv")
+
+
+def seed_numbers(text: str) -> list[int]:
+    """Seeds from text like "0-4" or "0,2,5". Raises InputError for anything else."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise InputError(f"--seeds is like 0-4 or 0,2,5, not {text!r}.")
+        numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return numbers

@@ -1,0 +1,223 @@
+"""The training loop: steps, metrics, checkpoints that are whole, and going on bit for bit.
+
+A recipe says what is trained and how one step is scored; the loop knows nothing else about it. Its state is all in one
+checkpoint: weights, optimizer, step, generators. A recipe whose batches follow from the step number alone, or from the
+generators that it names, goes on after a kill exactly as if nothing had happened, on the same device.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sinklab.atomic import atomically
+from sinklab.errors import InputError
+from sinklab.training.checkpoint import load_checkpoint, save_checkpoint
+
+CHECKPOINT = "checkpoint.safetensors"
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What is trained, and how."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    steps: int
+    """Optimisation steps in all."""
+    batch: Callable[[int], Any]
+    """Step number (from 0) → what `loss` takes."""
+    loss: Callable[[Any], Mapping[str, Tensor]]
+    """A batch → scalars; "total" is what is minimised, all others are recorded."""
+    rate: Callable[[int], float] = lambda step: 1.0
+    """Step number → factor on every learning rate of the optimizer."""
+    score: Callable[[int], Mapping[str, float]] | None = None
+    """Steps done → further numbers to record, such as sink scores; run without gradients, every `score_every` steps."""
+    score_every: int = 10
+    record_every: int = 10
+    """Steps between lines of metrics.jsonl; the last step has one in any case."""
+    checkpoint_every: int = 1000
+    clip: float | None = None
+    """Largest norm of the gradient; None does not clip."""
+    generators: Mapping[str, torch.Generator] = field(default_factory=dict)
+    """Every generator that is drawn from as training goes on; their states are part of a checkpoint."""
+    fingerprint: str = ""
+    """Of the settings; a checkpoint of other settings is refused."""
+    compile: bool = False
+    """Compile `loss` with torch.compile."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "score_every", "record_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise InputError(f"A recipe's {name} is at least 1; {getattr(self, name)} was given.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What the loop tells its caller at every line of metrics."""
+
+    step: int
+    """Steps done."""
+    steps: int
+    loss: float
+    score: Mapping[str, float]
+    """The latest of `Recipe.score`."""
+    seconds_left: float | None
+    """At the pace of this session; None before there is one."""
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGTERM or Ctrl-C: the step was finished and a checkpoint written."""
+
+
+def train(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    resume: bool = False,
+    until: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> dict[str, float]:
+    """Train to the end and leave `metrics.jsonl` and `checkpoint.safetensors` in `folder`.
+
+    Args:
+        resume: go on from the folder's checkpoint; where there is none, start.
+        until: stop, with a checkpoint, after so many steps of the recipe; None for all.
+        progress: called at every line of metrics.
+
+    Returns the last line of the metrics. Raises InputError for a checkpoint of another recipe or a loss that is no
+    longer a number, WriteError where the folder cannot be written, and Stopped after a signal.
+    """
+    done = load_checkpoint(folder / CHECKPOINT, recipe) if resume and (folder / CHECKPOINT).is_file() else 0
+    metrics = _Metrics(folder / METRICS, done)
+    end = min(recipe.steps, recipe.steps if until is None else until)
+    rates = [group.get("initial_lr", group["lr"]) for group in recipe.optimizer.param_groups]
+    loss_of: Callable[[Any], Mapping[str, Tensor]] = torch.compile(recipe.loss) if recipe.compile else recipe.loss
+    started, first = time.monotonic(), done
+    with _signals() as asked_to_stop:
+        while done < end and not asked_to_stop:
+            factor = recipe.rate(done)
+            for group, rate in zip(recipe.optimizer.param_groups, rates, strict=True):
+                group["initial_lr"], group["lr"] = rate, rate * factor
+            scalars = _step(recipe, loss_of, recipe.batch(done))
+            done += 1
+            if done % recipe.score_every == 0 or done == recipe.steps:
+                metrics.scores(recipe, done)
+            if done % recipe.record_every == 0 or done == recipe.steps:
+                metrics.record(done, scalars, factor)
+                if progress is not None:
+                    pace = (time.monotonic() - started) / (done - first)
+                    left = pace * (end - done)
+                    progress(_progress(recipe, done, metrics, left))
+            if done % recipe.checkpoint_every == 0 and done < end:
+                metrics.flush()
+                save_checkpoint(folder / CHECKPOINT, recipe, done)
+        metrics.flush()
+        if done > first or not (folder / CHECKPOINT).is_file():
+            save_checkpoint(folder / CHECKPOINT, recipe, done)
+    if asked_to_stop and done < end:
+        raise Stopped(f"stopped by {asked_to_stop[0].name} after {done} of {recipe.steps} steps")
+    return metrics.last
+
+
+def _step(recipe: Recipe, loss_of: Callable[[Any], Mapping[str, Tensor]], batch: Any) -> Mapping[str, Tensor]:
+    scalars = loss_of(batch)
+    recipe.optimizer.zero_grad(set_to_none=True)
+    scalars["total"].backward()  # type: ignore[no-untyped-call]
+    if recipe.clip is not None:
+        nn.utils.clip_grad_norm_(recipe.model.parameters(), recipe.clip)
+    recipe.optimizer.step()
+    return scalars
+
+
+def _progress(recipe: Recipe, done: int, metrics: _Metrics, left: float) -> Progress:
+    loss = metrics.last.get("loss", metrics.last["total"])
+    return Progress(step=done, steps=recipe.steps, loss=loss, score=metrics.score, seconds_left=left)
+
+
+class _Metrics:
+    """metrics.jsonl: one line a recorded step, none twice. Lines after the checkpoint are dropped on resuming."""
+
+    def __init__(self, path: Path, done: int) -> None:
+        self.last: dict[str, float] = {}
+        self.score: dict[str, float] = {}
+        self._path, self._waiting = path, []  # type: tuple[Path, list[str]]
+        kept = [line for line in read_metrics(path) if line["step"] <= done] if done and path.is_file() else []
+        if kept:
+            self.last = kept[-1]
+        with atomically(path) as stream:
+            stream.write("".join(json.dumps(line) + "\n" for line in kept).encode())
+
+    def scores(self, recipe: Recipe, done: int) -> None:
+        """Score, and keep the numbers for the line of this step or the next recorded one."""
+        if recipe.score is None:
+            return
+        with torch.no_grad():
+            self.score = {name: float(value) for name, value in recipe.score(done).items()}
+        if done % recipe.record_every and done != recipe.steps:
+            self._waiting.append(json.dumps({"step": done, **self.score}))
+
+    def record(self, done: int, scalars: Mapping[str, Tensor], factor: float) -> None:
+        """Add a line. Raises InputError if the loss is no longer a number."""
+        values = {name: float(value.detach()) for name, value in scalars.items()}
+        if not math.isfinite(values["total"]):
+            raise InputError(
+                f"The loss is {values['total']} after {done} steps: the training has diverged. Try a smaller learning "
+                "rate."
+            )
+        self.last = {"step": done, **values, "rate": factor, **self.score}
+        self._waiting.append(json.dumps(self.last))
+        if len(self._waiting) >= 100:
+            self.flush()
+
+    def flush(self) -> None:
+        """Append what waits."""
+        if self._waiting:
+            with self._path.open("a", encoding="utf-8") as stream:
+                stream.write("".join(line + "\n" for line in self._waiting))
+            self._waiting = []
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """The lines of a metrics.jsonl; a last line that a kill cut short is left out."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            break
+    return lines
+
+
+@contextmanager
+def _signals() -> Iterator[list[signal.Signals]]:
+    """Within, the first SIGTERM or Ctrl-C only fills the list; a second one acts as it did before."""
+    asked: list[signal.Signals] = []
+    if threading.current_thread() is not threading.main_thread():  # signals belong to the main thread
+        yield asked
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(number: int, frame: Any) -> None:
+        asked.append(signal.Signals(number))
+        signal.signal(number, before[signal.Signals(number)])
+
+    try:
+        for number in before:
+            signal.signal(number, ask)
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,95 @@
+"""`sinklab train` as it is typed: what it writes, how it goes on, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from command_line import environment, in_process
+
+from sinklab.training.loop import read_metrics
+from sinklab.training.toy import load_toy
+
+SETTINGS = ("tokens=6", "dim=8", "steps=4", "batch=4", "evaluation_batches=2", "evaluation_size=8")
+SMALL = [word for change in SETTINGS for word in ("--set", change)]
+
+
+def test_a_training_leaves_models_metrics_and_a_table_of_all_seeds(tmp_path: Path) -> None:
+    ended = in_process("train", "nop", *SMALL, "--seeds", "0-1", "--device", "cpu", "-o", tmp_path / "run")
+    assert ended.returncode == 0, ended.stderr
+    table = Path(ended.stdout.strip())
+    assert set(pd.read_csv(table)["seed"]) == {0, 1}
+    assert "2/2 seed-1/nop  step 4/4  loss" in ended.stderr and "sink" in ended.stderr
+    held = load_toy(tmp_path / "run/training/seed-1/nop/model.safetensors")
+    assert (held.arm, held.config.steps, held.config.tokens) == ("nop", 4, 6)
+    config = json.loads((tmp_path / "run/run.json").read_text())
+    assert config["status"] == "complete" and config["command"][:2] == ["sinklab", config["command"][1]]
+    assert config["final"]["seed-0/nop"]["step"] == 4
+
+
+def test_a_pathway_run_has_its_three_arms(tmp_path: Path) -> None:
+    ended = in_process("train", "pathway", *SMALL, "--set", "hidden=16", "--device", "cpu", "-o", tmp_path / "run")
+    assert ended.returncode == 0, ended.stderr
+    assert set(pd.read_csv(tmp_path / "run/tables/training.csv")["arm"]) == {"attention", "global", "global+penalty"}
+
+
+def test_a_sweep_trains_one_model_a_point(tmp_path: Path) -> None:
+    words = ["--sweep", "damping", "--set", "dampings=0,0.5", "--device", "cpu", "-o", tmp_path / "run"]
+    ended = in_process("train", "nop-branch", *SMALL, *words)
+    assert ended.returncode == 0, ended.stderr
+    for arm, damping in (("gamma=0", 0), ("gamma=0.5", 0.5)):
+        held = load_toy(tmp_path / "run/training/seed-0" / arm / "model.safetensors")
+        assert held.config.damping == damping  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["sorting"], "sorting"),
+        (["nop", "--config", "huge"], "nop has no variant 'huge'; it has paper, laptop."),
+        (["nop", "--set", "stepz=3"], "nop has nothing called 'stepz' to set"),
+        (["nop", "--set", "steps=x"], "steps is of type int, which 'x' is not."),
+        (["nop", "--seeds", "a"], "--seeds is like 0-4 or 0,2,5, not 'a'."),
+        (["nop", "--seeds", "3-1"], "--seeds is like 0-4 or 0,2,5, not '3-1'."),
+        (["nop", "--sweep", "damping"], "--sweep is frequency or damping, of nop-branch"),
+        (["nop", "--resume", "--overwrite"], "give one of them"),
+        (["nop", "--device", "abacus"], "--device is auto, cpu"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence_and_no_folder(
+    tmp_path: Path, words: list[str], sentence: str
+) -> None:
+    ended = in_process("train", *words, *SMALL, "-o", tmp_path / "run")
+    assert ended.returncode == 2
+    assert sentence in ended.stderr and "Traceback" not in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_refused_name_is_answered_before_torch_is_loaded() -> None:
+    program = "import sys; sys.argv = ['sinklab', 'train', 'nop', '--config', 'huge']\nfrom sinklab.cli import main\n"
+    program += (
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 2\nassert 'torch' not in sys.modules"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_killed_training_says_how_to_go_on_and_leaves_a_checkpoint(tmp_path: Path) -> None:
+    words = ["train", "nop", *SMALL, "--set", "steps=100000", "--set", "record_every=1", "--device", "cpu"]
+    command = [sys.executable, "-m", "sinklab", *words, "-o", str(tmp_path / "run")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
+        assert process.stderr is not None
+        process.stderr.readline()  # the first line of progress: training is on its way
+        process.send_signal(signal.SIGTERM)
+        said = process.stderr.read()
+    assert process.returncode == 130
+    assert "stopped. What was trained is kept" in said and "--resume" in said
+    folder = tmp_path / "run/training/seed-0/nop"
+    done = read_metrics(folder / "metrics.jsonl")[-1]["step"]
+    assert 0 < done < 100_000 and (folder / "checkpoint.safetensors").is_file()
+    assert not (folder / "model.safetensors").exists()
