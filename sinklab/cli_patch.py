@@ -124,16 +124,24 @@ def _held_out(text: str) -> float | str:
 
 def _labels(path: Path) -> dict[str, int]:
     """image → class number from a CSV file."""
-    import pandas as pd
+    import csv
 
     try:
-        table = pd.read_csv(path, dtype={"image": str})
-        if not {"image", "label"} <= set(table.columns):
-            raise InputError(f"{path} needs the columns image and label; it has {', '.join(table.columns)}.")
-        return {image: int(label) for image, label in zip(table["image"], table["label"], strict=True)}
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            rows = list(csv.DictReader(stream))
     except FileNotFoundError as error:
         raise InputError(f"There is no file {path}.") from error
-    except (ValueError, UnicodeDecodeError) as error:
-        if isinstance(error, InputError):
-            raise
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} cannot be read as a table of images and labels: {error}.") from error
+    if not rows or not {"image", "label"} <= rows[0].keys():
+        raise InputError(f"{path} needs rows under the columns image and label.")
+    found: dict[str, int] = {}
+    for number, row in enumerate(rows, start=2):
+        image, label = row["image"], (row["label"] or "").strip()
+        if not image or not label.isascii() or not label.isdigit() or len(label) > 9:
+            raise InputError(
+                f"Line {number} of {path} needs an image and a class number from 0, not {image!r}, {label!r}."
+            )
+        if found.setdefault(image, int(label)) != int(label):
+            raise InputError(f"Line {number} of {path} gives {image!r} another label than an earlier line.")
+    return found

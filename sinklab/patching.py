@@ -64,12 +64,15 @@ def patch(
     from sinklab.interventions.options import PatchOptions
     from sinklab.sinks.ranks import ranks
 
-    if options is not None and (chosen or isinstance(held_out, float)):
+    if options is not None and (chosen or isinstance(held_out, (int, float))):
         raise InputError(f"Give options= or its fields ({', '.join(chosen) or 'held_out'}), not both.")
     opened = open_run(run) if isinstance(run, (str, Path)) else run
-    folder = None if held_out is None or isinstance(held_out, float) else held_out
+    share = isinstance(held_out, (int, float))
+    folder = None if held_out is None or isinstance(held_out, (int, float)) else held_out
     if options is None:
-        options = _options(PatchOptions, chosen | ({"held_out": held_out} if isinstance(held_out, float) else {}))
+        options = _options(PatchOptions, chosen | ({"held_out": held_out} if share else {}))
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 0:
+        raise InputError(f"The number of workers is 0 or more, not {workers!r}.")
     if resume and overwrite:
         raise InputError("--resume goes on with a patching and --overwrite replaces it: give one of them.")
     with ranks() as own:
@@ -120,7 +123,7 @@ def _experiment(
     if model is None:
         if not config["model"].get("request"):
             raise InputError("This run's model was attached from memory: give it to patch as model=.")
-        model = load(str(run.path))
+        model = load(str(run.path.resolve()))  # whole, or a folder called demo would be the demo model
         if config["settings"]["model"].get("parameters_dtype") == "float32":  # as the command widened it
             model.module.float()
     if device is not None:
@@ -187,7 +190,9 @@ def _run(
 
     run, started = experiment.run, perf_counter()
     before = run.config.get("patch") or {}
-    known = _design(experiment, choice) if experiment.folder is None else None  # refuses before anything is written
+    # whatever refuses does so before anything is written, or removed
+    known = _design(experiment, choice) if experiment.folder is None else None
+    experiment.rehearse(known)
     with _locked(experiment, own, overwrite, resume):
         if own.first:
             about = {"status": "running", "created": before.get("created", utc_now()) if resume else utc_now()}

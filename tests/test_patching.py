@@ -226,6 +226,66 @@ def test_what_does_not_fit_is_a_sentence_and_leaves_the_run_as_it_was(place: Pat
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--workers", "-1"], "workers is 0 or more"), (["--plan", "huge.json"], "makes the final tokens not finite")],
+)
+def test_a_refused_overwriting_keeps_what_is_there_or_says_that_it_runs(
+    place: Path, undisturbed: Diagnosis, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    (place / "huge.json").write_text('[{"edit": "scale", "factor": 1e38, "layer": 0, "head": 0, "at": "patch"}]')
+    run = copy_of(place, "kept", "alone")
+    before = (run / "tables/effects.csv").read_bytes()
+    done = in_process("patch", run, "--overwrite", *words, *OPTIONS)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+    status = json.loads((run / "run.json").read_text())["patch"]["status"]
+    if status == "complete":
+        assert (run / "tables/effects.csv").read_bytes() == before
+    else:
+        assert status == "running" and not (run / "tables/effects.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("000.png,1000", "the classes are 0 to 999"),
+        ("other.png,1", "None of the 1 labelled images"),
+        ("000.png,-1", "Line 2"),
+        ("000.png,1.7", "Line 2"),
+        ("000.png,1\n000.png,2", "Line 3"),
+        ("000.png,inf", "Line 2"),
+        ("", "needs rows"),
+    ],
+)
+def test_labels_that_do_not_fit_are_a_sentence(place: Path, rows: str, said: str) -> None:
+    (place / "labels.csv").write_text(f"image,label\n{rows}\n")
+    done = in_process("patch", place / "run", "--labels", place / "labels.csv", *OPTIONS)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+    assert "patch" not in json.loads((place / "run" / "run.json").read_text())
+
+
+def test_a_run_in_a_folder_called_demo_is_patched_with_its_own_model(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_of(place, "demo")
+    monkeypatch.chdir(place)
+    done = in_process("patch", "demo", "--edits", "zero", *OPTIONS)
+    assert done.returncode == 0, done.stderr
+
+
+def test_one_image_is_edited_where_no_donor_is_needed(place: Path) -> None:
+    one = write_pictures(place / "one", 1)
+    options = ("--rule", "mass", "--mass", "0.25", "--size", PICTURE, *OPTIONS)
+    assert in_process("diagnose", place / "tiny.safetensors", one, "-o", place / "single", *options).returncode == 0
+    refused = in_process("patch", place / "single", *OPTIONS)
+    assert refused.returncode == 2 and "With one image none can be held out" in refused.stderr
+    done = in_process("patch", place / "single", "--edits", "zero,route", *OPTIONS)
+    assert done.returncode == 0, done.stderr
+    effects = open_run(place / "single").effects
+    assert (effects["donor"] == "").all() and effects["donor_cosine"].isna().all() and len(effects) > 0
+
+
 def test_another_model_or_other_images_are_refused(place: Path) -> None:
     run = copy_of(place, "moved")
     empty = write_pictures(place / "others", 3)

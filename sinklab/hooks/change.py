@@ -8,12 +8,14 @@ Letters: B batch, H heads, Q queries, N keys, D head dim, R (image, head) pairs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from sinklab.errors import InputError
 from sinklab.hooks.seam import AttentionCall
 
 if TYPE_CHECKING:
@@ -49,6 +51,18 @@ class Changes:
     def set_value(self, rows: Tensor, heads: Tensor, keys: Tensor, values: Tensor) -> None:
         """v of `keys` becomes `values` [R D] in the heads of the images `rows`; all indices [R] int64."""
         self._values.append((self._pair(rows, heads), keys, values))
+
+    def value(self, rows: Tensor, heads: Tensor, keys: Tensor) -> Tensor:
+        """v of these places [R D], as the changes asked for so far leave it."""
+        call, device, pair = self.call, self.call.v.device, self._pair(rows, heads)
+        group = call.q.shape[1] // call.k.shape[1]
+        found = call.v[rows.to(device), heads.to(device) // group, keys.to(device)]
+        for earlier, where, values in self._values:
+            same = (pair[:, None] == earlier) & (keys.cpu()[:, None] == where.cpu())  # [R earlier]
+            if bool(same.any()):
+                last = same.shape[1] - 1 - same.flip(1).int().argmax(1)
+                found = torch.where(same.any(1)[:, None].to(device), values[last.to(values.device)].to(found), found)
+        return found
 
     def hide(self, rows: Tensor, heads: Tensor, keys: Tensor) -> None:
         """No query attends to `keys` [R] any longer; the rows of the pattern still sum to 1."""
@@ -109,3 +123,26 @@ def hidden_by(call: AttentionCall, bias: Tensor) -> Tensor:
     if call.mask is not None and call.mask.is_floating_point():
         lowest = torch.finfo(call.mask.dtype).min
     return bias <= lowest
+
+
+_editors: dict[tuple[int, int | None], list[Any]] = {}
+
+
+@contextmanager
+def edited_by(manager: Any, places: Sequence[tuple[int, int | None]]) -> Iterator[None]:
+    """Within, this manager edits these (attention module, head) places: no other one may, as neither would see both.
+
+    Raises InputError where another manager edits one of them.
+    """
+    taken = [place for place in places if any(other is not manager for other in _editors.get(place, []))]
+    if taken:
+        raise InputError(f"Another HookManager edits head {taken[0][1]} of that layer: give one manager both edits.")
+    for place in places:
+        _editors.setdefault(place, []).append(manager)
+    try:
+        yield
+    finally:
+        for place in places:
+            _editors[place].remove(manager)
+            if not _editors[place]:
+                del _editors[place]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sinklab.errors import InputError, NotFoundError
-from sinklab.hooks.change import Change, Changes
+from sinklab.hooks.change import Change, Changes, edited_by
 from sinklab.hooks.reader import Reader as Reader
 from sinklab.hooks.reader import on_input, on_output, on_projection, overrides, recomputing, require_reader
 from sinklab.hooks.refusals import many_calls, no_call, refuse_dropout, refuse_meta
@@ -129,13 +129,26 @@ class HookManager:
         tensors they had. A reader sees the call's own q, k, v and mask, and the edited z. Raises NotFoundError for a
         layer or head that does not exist, and on leaving for an edit that never fired.
         """
+        if isinstance(edits, (str, Mapping)) or not isinstance(edits, Sequence):
+            raise InputError(f"edit() takes a list of edits, not {edits!r}.")
         for edit in edits:
+            if not hasattr(edit, "request"):
+                raise InputError(f"An edit is made with sinklab.Edit, not {edit!r}.")
             edit.check(self.sites)
+        if self.attend is not None:
+            raise InputError("A manager with attend= computes z itself: make the change there, not with edit().")
         counted: list[tuple[Change, list[int]]] = [(edit, [0]) for edit in edits]
         before = self._edits
         self._edits = [*before, *counted]
+        places = [
+            (id(site.attention), getattr(edit, "head", None))
+            for edit in edits
+            for site in self.sites
+            if site.layer in edit.layers
+        ]
         try:
-            yield
+            with edited_by(self, places):
+                yield
         finally:
             self._edits = before
         silent = [edit for edit, fired in counted if not fired[0]]

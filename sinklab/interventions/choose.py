@@ -97,6 +97,9 @@ def choose_heads(
                 f"No head has {min_events} events of class {kind} in {images} images, so its heads count from {least} "
                 f"event{'s' * (least != 1)} on: read the intervals before the bars."
             )
+        if not len(own):
+            notes.append(f"The run has no event of class {kind}: that class is not edited.")
+            continue
         own = own[own["events"] >= least]
         if not len(own):
             notes.append(f"No head has {least} or more events of class {kind}: that class is not edited.")

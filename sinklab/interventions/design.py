@@ -111,14 +111,14 @@ def plan_design(material: Material, plan: Sequence[Edit], token_map: TokenMap) -
     rows: list[dict[str, Any]] = []
     members: list[tuple[Any, ...]] = []
     for image in material.ids:
-        index, donor = material.index[image], material.donor[image]
+        index, donor = material.index[image], material.donor.get(image, "")
         for place, edit in enumerate(plan):
             for key in _keys(edit, table, index, token_map, number):
                 members.append((len(rows), edit.layer, edit.head, -1, key, "plan", place))
         rows.append(
             {"image": image, "image_index": index, "layer": -1, "head": -1, "class": "plan", "edit": "plan"}
             | {"joint": 0, "sink_index": -1, "sink_kind": "", "edited_index": -1, "donor": donor}
-            | {"donor_index": material.index[donor], "start": min(edit.layer for edit in plan)}
+            | {"donor_index": material.index.get(donor, -1), "start": min(edit.layer for edit in plan)}
         )
     nothing = pd.DataFrame([], columns=WANTED_COLUMNS)
     frame = pd.DataFrame(members, columns=MEMBER_COLUMNS)
@@ -155,8 +155,8 @@ def _events(material: Material, choice: Choice) -> pd.DataFrame:
     ]
     kept = sinks.loc[mask, ["image", "image_index", "layer", "head", column, "sink_index", "sink_kind"]]
     kept = kept.rename(columns={column: "class"}).sort_values(["image_index", "layer", "head"], kind="stable")
-    kept = kept.assign(donor=kept["image"].map(material.donor))
-    return kept.assign(donor_index=kept["donor"].map(dict(material.index)))
+    donor = [material.donor.get(image, "") for image in kept["image"]]
+    return kept.assign(donor=donor, donor_index=[material.index.get(image, -1) for image in donor])
 
 
 def _member(

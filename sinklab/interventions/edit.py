@@ -3,11 +3,14 @@
     with sinklab.HookManager(model) as hooks, hooks.edit([Edit.zero(head=(5, 3), at="sink")]):
         tokens = hooks.run(pixels)
 
-Edits of one head act in their order: a later value replaces an earlier one, hidden keys add up.
+Edits of one head act in their order, each on what the one before left: a later value replaces an earlier one, factors
+multiply, hidden keys add up.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -51,6 +54,10 @@ class Edit:
     """What they are multiplied by; for "scale" only."""
 
     def __post_init__(self) -> None:
+        for name in ("layer", "head", "at"):  # NumPy's whole numbers and tensors of one, as they come from tables
+            given = getattr(self, name)
+            if not isinstance(given, (bool, str)) and hasattr(given, "__index__") and not getattr(given, "shape", ()):
+                object.__setattr__(self, name, _whole(given))
         if self.kind not in (*ANYWHERE, *IN_A_RUN):
             raise InputError(f"An edit is one of {', '.join((*ANYWHERE, *IN_A_RUN))}, not {self.kind!r}.")
         for name, number in (("layer", self.layer), ("head", self.head)):
@@ -64,27 +71,29 @@ class Edit:
             raise InputError("The edit 'value' needs value=, the numbers that v becomes; the other edits take none.")
         if (self.kind == "scale") != (self.factor is not None):
             raise InputError("The edit 'scale' needs factor=, which v is multiplied by; the other edits take none.")
+        numbers = [*(self.value or ()), *([] if self.factor is None else [self.factor])]
+        if not all(isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x) for x in numbers):
+            raise InputError(f"An edit's numbers are finite, not {next(x for x in numbers if not _finite(x))!r}.")
 
     @classmethod
     def zero(cls, *, head: tuple[int, int], at: Where = "sink") -> Edit:
         """v becomes 0."""
-        return cls(kind="zero", layer=head[0], head=head[1], at=at)
+        return cls(kind="zero", at=at, **_place(head))
 
     @classmethod
     def set_value(cls, value: Sequence[float] | Tensor, *, head: tuple[int, int], at: Where = "sink") -> Edit:
         """v becomes `value` [D]."""
-        numbers = value.tolist() if hasattr(value, "tolist") else value
-        return cls(kind="value", layer=head[0], head=head[1], at=at, value=tuple(float(x) for x in numbers))
+        return cls(kind="value", at=at, value=_numbers(value), **_place(head))
 
     @classmethod
     def scale(cls, factor: float, *, head: tuple[int, int], at: Where = "sink") -> Edit:
         """v is multiplied by `factor`."""
-        return cls(kind="scale", layer=head[0], head=head[1], at=at, factor=float(factor))
+        return cls(kind="scale", at=at, factor=_number(factor), **_place(head))
 
     @classmethod
     def route(cls, *, head: tuple[int, int], at: Where = "sink") -> Edit:
         """No query attends to the key any longer: its logit is −∞, and the rows of the pattern are normalised anew."""
-        return cls(kind="route", layer=head[0], head=head[1], at=at)
+        return cls(kind="route", at=at, **_place(head))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON or TOML; InputError if `at` is a function."""
@@ -105,12 +114,9 @@ class Edit:
             raise InputError(f"An edit has no {unknown[0]!r}: it has edit, layer, head, at, value and factor.")
         given = {key: written[key] for key in ("layer", "head", "at", "factor") if key in written}
         value = written.get("value")
-        try:
-            numbers = None if value is None else tuple(float(number) for number in value)
-            if given.get("factor") is not None:
-                given["factor"] = float(given["factor"])
-        except (TypeError, ValueError) as error:
-            raise InputError(f"The numbers of the edit {written!r} cannot be read: {error}.") from error
+        numbers = None if value is None else _numbers(value)
+        if given.get("factor") is not None:
+            given["factor"] = _number(given["factor"])
         return cls(kind=written["edit"], value=numbers, **given)
 
     def __str__(self) -> str:
@@ -147,7 +153,7 @@ class Edit:
         if self.kind == "route":
             changes.hide(rows, heads, keys)
             return len(rows)
-        before = call.v[rows.to(call.v.device), call.kv_head[self.head], keys.to(call.v.device)]  # [R D]
+        before = changes.value(rows, heads, keys)  # [R D], as earlier edits of this head leave it
         if self.kind == "zero":
             after = torch.zeros_like(before)
         elif self.value is not None:
@@ -173,7 +179,11 @@ class Edit:
             if not own:
                 raise NotFoundError(f"This model has no {self.at} token.")
             return torch.tensor([own]).expand(batch, -1)
-        chosen = torch.as_tensor(self.at if isinstance(self.at, int) else self.at(call)).cpu()
+        said = self.at if isinstance(self.at, int) else self.at(call)
+        try:
+            chosen = torch.as_tensor(said).cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"The function of an edit returns token indices, not {said!r}.") from error
         if chosen.is_floating_point() or chosen.dtype == torch.bool:
             raise InputError(f"Places are token indices (whole numbers), not {chosen.dtype}.")
         chosen = chosen.long().reshape(-1, 1) if chosen.dim() < 2 else chosen.long()
@@ -182,3 +192,39 @@ class Edit:
         if chosen.numel() and not (-number <= int(chosen.min()) and int(chosen.max()) < number):
             raise InputError(f"There are {number} tokens; {self} names one that does not exist.")
         return torch.where(chosen < 0, chosen + number, chosen).expand(batch, -1)
+
+
+def _place(head: Any) -> dict[str, Any]:
+    """layer and head from a (layer, head) pair."""
+    try:
+        layer, number = head
+    except (TypeError, ValueError) as error:
+        raise InputError(f"head= is a (layer, head) pair like (5, 3), not {head!r}.") from error
+    return {"layer": layer, "head": number}
+
+
+def _whole(given: Any) -> int:
+    return int(operator.index(given))
+
+
+def _finite(number: Any) -> bool:
+    return isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number)
+
+
+def _number(given: Any) -> float:
+    try:
+        if isinstance(given, (bool, str)):
+            raise TypeError
+        return float(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"A factor is a number, not {given!r}.") from error
+
+
+def _numbers(given: Any) -> tuple[float, ...]:
+    """A value's numbers, [D]."""
+    listed = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(listed, (str, Mapping)) or not isinstance(listed, Sequence):
+        raise InputError(f"A value is a list of numbers, [D], not {given!r}.")
+    if not all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in listed):
+        raise InputError(f"A value is a list of numbers, [D]; its numbers cannot be read: {listed!r}.")
+    return tuple(float(x) for x in listed)

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinklab.data.images import batches
-from sinklab.errors import InputError
+from sinklab.data.images import batches, open_image
+from sinklab.errors import InputError, printable
 from sinklab.hooks.manager import HookManager
 from sinklab.interventions.choose import Choice, choose_heads
 from sinklab.interventions.design import Design, Material, make_design, plan_design
 from sinklab.interventions.draw import donors, held_out
-from sinklab.interventions.measure import Measure, effect_schema
+from sinklab.interventions.measure import Measure, effect_schema, require_finite
+from sinklab.interventions.replay import unedited
 from sinklab.interventions.values import ValueReader, Values, collect, value_schema
 from sinklab.parts import PartWriter, read_parts, read_rows
 from sinklab.sinks.reader import StatisticsReader
@@ -26,6 +27,7 @@ from sinklab.sinks.scan import as_input, head_rows, precision
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import Tensor
 
     from sinklab.data.images import Batch, ImageList, ImageTransform
     from sinklab.handle import Model
@@ -85,6 +87,13 @@ class Experiment:
             return []
         return held_out(self._ids()[0], o.held_out, o.seed)
 
+    def _donors(self, ids: list[str]) -> dict[str, str]:
+        """Image → donor; nobody's where the one image has no other and no edit needs one."""
+        o = self.options
+        if len(ids) == 1 and (o.plan is not None or not {"donor", "ordinary"} & set(o.edits)):
+            return {}
+        return donors(ids, o.seed)
+
     def _ids(self) -> tuple[list[str], dict[str, int]]:
         """Usable images in the order of the list, and their positions in it."""
         table = self.run.read_heads(["image_index", "image"]).drop_duplicates()
@@ -106,7 +115,7 @@ class Experiment:
             sinks=sinks,
             ids=ids,
             index=index,
-            donor=donors(ids, self.options.seed),
+            donor=self._donors(ids),
             held_out=away,
             has_mean=frozenset((int(layer), int(head)) for layer, head in pairs),
             tokens=range(tokens.prefix_tokens, number),
@@ -119,6 +128,36 @@ class Experiment:
             return plan_design(material, self.options.plan, tokens)
         return make_design(material, choice, self.options.edits, joint=self.options.joint)
 
+    def rehearse(self, design: Design | None) -> None:
+        """One image, unedited and with edits that change nothing: what would end the experiment is known beforehand.
+
+        Raises InputError for an image that cannot be read any longer, for final tokens that are not finite, for labels
+        that the classifier does not have, and for a model that cannot be edited faithfully.
+        """
+        index = int(design.rows["image_index"].iloc[0]) if design is not None else self._ids()[1][self._ids()[0][0]]
+        ref = self.images[index]
+        pixels = self.transform(open_image(ref), ref.id)[None]
+        with precision(self.run.config["dtype"], self.model.device):
+            pixels = as_input(self.model, pixels)
+            start = unedited(self.model, pixels, [])
+            require_finite(start.tokens, f"The final tokens of {printable(ref.id)} are not finite without any edit")
+            self._check_labels(start.tokens)
+            if design is not None:
+                self._measure(design, Values(None, [])).rehearse(index, pixels)
+
+    def _check_labels(self, tokens: Tensor) -> None:
+        labels, classify = self.options.labels, self.model.loaded.classify
+        if not labels:
+            return
+        if classify is None:
+            raise InputError("Labels are for a model with a classifier, and this one has none.")
+        classes = int(classify(self.model.module, tokens).shape[-1])
+        wrong = next(((image, label) for image, label in labels.items() if not 0 <= label < classes), None)
+        if wrong is not None:
+            raise InputError(f"The label of {printable(wrong[0])} is {wrong[1]}; the classes are 0 to {classes - 1}.")
+        if not set(labels) & set(self._ids()[0]):
+            raise InputError(f"None of the {len(labels)} labelled images is one of the run's.")
+
     def sizes(self, design: Design) -> tuple[int, int]:
         """Images of this rank's share that give values, and that are edited."""
         shares = [self._giving(design), set(design.rows["image_index"])]
@@ -126,7 +165,7 @@ class Experiment:
         return first, second
 
     def _giving(self, design: Design) -> set[int]:
-        return set(design.rows["donor_index"]) | set(design.wanted["image_index"])
+        return (set(design.rows["donor_index"]) - {-1}) | set(design.wanted["image_index"])
 
     # The three passes. Each may be called again after a kill, and does what is not done yet.
 
@@ -188,7 +227,16 @@ class Experiment:
 
     def measure(self, design: Design, values: Values, progress: Progress | None = None) -> dict[int, int]:
         """The effects of all edits; returns how many null edits were checked here, by layer."""
-        measure = Measure(
+        measure = self._measure(design, values)
+
+        def one(batch: Batch) -> pd.DataFrame:
+            return measure.image(batch.number, as_input(self.model, batch.pixels))
+
+        self._pass("", self.images, set(design.rows["image_index"]), one, progress)
+        return measure.null_edits
+
+    def _measure(self, design: Design, values: Values) -> Measure:
+        return Measure(
             model=self.model,
             design=design,
             values=values,
@@ -199,12 +247,6 @@ class Experiment:
             height=self.transform.height,
             width=self.transform.width,
         )
-
-        def one(batch: Batch) -> pd.DataFrame:
-            return measure.image(batch.number, as_input(self.model, batch.pixels))
-
-        self._pass("", self.images, set(design.rows["image_index"]), one, progress)
-        return measure.null_edits
 
     def effects(self) -> pd.DataFrame:
         """The table of all parts, in the order of images, layers, heads, classes and edits."""

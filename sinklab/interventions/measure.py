@@ -69,6 +69,14 @@ class Measure:
         places = members.groupby("row").indices
         self._members = {int(row): members.iloc[places[row]] for row in members["row"].unique()}
 
+    def rehearse(self, index: int, pixels: Tensor) -> None:
+        """Edits that put back what is there, in the first layer that this image is edited in: every bit must stay."""
+        rows = self._by_image[index]
+        layer = int(rows["start"].min())
+        few = rows[rows["start"] == layer].drop_duplicates(["layer", "head"]).iloc[:NULL_ROWS]
+        members, _ = self._of(few, null=True)
+        null_check(self.model, unedited(self.model, pixels, [layer]), layer, members, 1 + NULL_ROWS)
+
     def image(self, index: int, pixels: Tensor) -> pd.DataFrame:
         """The effects of one image, pixels [1 3 H W], in the columns of `effect_schema`."""
         import pandas as pd
@@ -102,8 +110,8 @@ class Measure:
         found |= {"fired": editor.fired[1:].numpy(), "kept_queries": editor.kept[1:].numpy()}
         return rows.assign(**found, identity_error=editor.error[1:].numpy(), prefix_error=gap)
 
-    def _of(self, rows: pd.DataFrame) -> tuple[Members, Tensor]:
-        """The members of these rows, and (row, sink) pairs [M 2]."""
+    def _of(self, rows: pd.DataFrame, *, null: bool = False) -> tuple[Members, Tensor]:
+        """The members of these rows, and (row, sink) pairs [M 2]; `null` members have no values of their own."""
         import pandas as pd
 
         table = pd.concat([self._members[int(row)].assign(place=i) for i, row in enumerate(rows.index, start=1)])
@@ -122,7 +130,7 @@ class Measure:
                 routes[i] = True
             elif source == "zero":
                 value[i] = torch.zeros(self.model.sites[layer].head_dim, dtype=torch.float64)
-            elif source not in ("value", "scale"):
+            elif source not in ("value", "scale") and not null:
                 value[i] = torch.tensor(self.values.of(source, layer, head, other))
         whole = {name: torch.tensor(table[name].to_numpy("int64")) for name in ("layer", "head", "key")}
         place = torch.tensor(table["place"].to_numpy("int64"))
@@ -139,9 +147,9 @@ class Measure:
         cls = map_.prefix.index("cls") if "cls" in map_.prefix and "cls" in self.metrics else None
         donors = rows["donor_index"].unique()
         donor = self.values.patches(int(donors[0]))
-        assert len(donors) == 1 and donor is not None
+        assert len(donors) == 1
         own = exact(tokens[0, map_.prefix_tokens :]).mean(0)
-        toward = torch.tensor(donor).to(own) - own
+        toward = None if donor is None else torch.tensor(donor).to(own) - own
         found = effects(tokens[0], after, counted, cls=cls, toward_donor=toward)
         if self.model.loaded.classify is not None and "logits" in self.metrics:
             logits = self.model.loaded.classify(self.model.module, tokens)
@@ -150,6 +158,8 @@ class Measure:
 
     def _check(self, start: Unedited, tokens: Tensor, error: Tensor, layer: int) -> float:
         """The gap between the resumed and the whole forward, once both checks have passed."""
+        require_finite(start.tokens, "The final tokens of an image are not finite without any edit")
+        require_finite(tokens, f"An edit that begins in layer {layer} makes the final tokens not finite")
         whole, resumed = exact(start.tokens[0]), exact(tokens[0])
         gap = float(torch.linalg.vector_norm(resumed - whole) / torch.linalg.vector_norm(whole).clamp_min(1e-12))
         kind = coarsest(start, tokens)
@@ -160,6 +170,12 @@ class Measure:
             )
         check_identity(float(error.max()), kind, layer)
         return gap
+
+
+def require_finite(tokens: Tensor, said: str) -> None:
+    """Raise InputError, in these words, for tokens with a NaN or Inf."""
+    if not bool(torch.isfinite(tokens).all()):
+        raise InputError(f"{said}: there is nothing that an effect could be measured on.")
 
 
 def coarsest(start: Unedited, tokens: Tensor) -> torch.dtype:

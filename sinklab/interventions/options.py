@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
+from operator import index
 from typing import Any
 
 from sinklab.errors import InputError
@@ -44,6 +46,7 @@ class PatchOptions:
     """Image → class number, for the change of cross-entropy."""
 
     def __post_init__(self) -> None:
+        self._require_kinds()
         for name, given, known in (
             ("--edits", self.edits, EDITS),
             ("--class", self.classes, ("nop", "broadcast", "intermediate")),
@@ -73,6 +76,29 @@ class PatchOptions:
         if not 0 < self.held_out < 1:
             raise InputError(f"--heldout is a share of the images between 0 and 1, or a folder, not {self.held_out}.")
 
+    def _require_kinds(self) -> None:
+        """Raise InputError for a value of the wrong kind, naming it."""
+        for name in ("per_class", "block0", "min_events", "min_events_analysis", "bootstrap", "seed", "rows"):
+            number = getattr(self, name)
+            if not isinstance(number, Integral) or isinstance(number, bool):
+                raise InputError(f"{name} is a whole number, not {number!r}.")
+            object.__setattr__(self, name, int(number))
+        for name in ("edits", "classes", "metrics"):
+            words = getattr(self, name)
+            if isinstance(words, str) or not all(isinstance(word, str) for word in words):
+                raise InputError(f"{name} is a list of names, not {words!r}.")
+        if not isinstance(self.joint, bool):
+            raise InputError(f"joint is True or False, not {self.joint!r}.")
+        if not isinstance(self.labels, Mapping):
+            raise InputError(f"labels is a dictionary, image → class number, not {self.labels!r}.")
+        if isinstance(self.held_out, bool) or not isinstance(self.held_out, (int, float)):
+            raise InputError(f"held_out is a share between 0 and 1, or a folder, not {self.held_out!r}.")
+        if self.heads is not None:
+            object.__setattr__(self, "heads", _pairs(self.heads))
+        for edit in self.plan or ():
+            if not isinstance(edit, Edit):
+                raise InputError(f"A plan is a list of sinklab.Edit, not of {edit!r}.")
+
     def settings(self) -> dict[str, Any]:
         """What the rows of the effects table depend on."""
         return {
@@ -90,3 +116,11 @@ class PatchOptions:
             "plan": None if self.plan is None else [edit.as_dict() for edit in self.plan],
             "labels": dict(sorted(self.labels.items())),
         }
+
+
+def _pairs(heads: Any) -> tuple[tuple[int, int], ...]:
+    """(layer, head) pairs as whole numbers."""
+    try:
+        return tuple((int(index(layer)), int(index(head))) for layer, head in heads)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"heads is a list of (layer, head) pairs like [(5, 3), (0, 2)], not {heads!r}.") from error

@@ -24,9 +24,9 @@ def read_plan(path: str | Path) -> list[Edit]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The plan {path} cannot be read: {error}.") from error
     try:
-        content: Any = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        content: Any = tomllib.loads(text) if path.suffix.lower() == ".toml" else json.loads(text)
     except ValueError as error:
-        kind = "TOML" if path.suffix == ".toml" else "JSON"
+        kind = "TOML" if path.suffix.lower() == ".toml" else "JSON"
         raise InputError(f"The plan {path} is not {kind}: {error}.") from error
     written = content.get("edits") if isinstance(content, dict) else content
     if not isinstance(written, list) or not written:

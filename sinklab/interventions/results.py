@@ -35,6 +35,9 @@ def write_results(
             f"With {images} images a head is judged from {least} edited images on, not from {o.min_events_analysis}."
         )
     notes += _same_everywhere(effects)
+    if o.labels:
+        known = len(set(o.labels) & set(effects["image"]))
+        notes.append(f"{known} of {effects['image'].nunique()} edited images have a label.")
     table, verdicts = summarise_effects(effects, min_images=least, draws=o.bootstrap, seed=o.seed)
     run.write_table("tables/effects.csv", table)
     run.write_table("tables/causal_verdicts.csv", verdicts)
@@ -77,7 +80,7 @@ def write_results(
         },
         "heldout": {"sentence": sentence, "images": away},
         "checks": {
-            "null_edits": sum(null_edits.values()) or kept.get("null_edits", 0),
+            "null_edits": len(null_edits) or kept.get("null_edits", 0),  # one batch a layer, on every rank
             "null_layers": sorted(null_edits) or kept.get("null_layers", []),
             "null_bit_identical": True,
             "identity_error_max": float(effects["identity_error"].max()),

@@ -63,19 +63,19 @@ class Editor:
         z, own = call.run(), self.members.at(site.layer)
         if not own:
             return z
-        changes, m, device = Changes(call), self.members, z.device
+        changes, m = Changes(call), self.members
         routed = [i for i in own if bool(m.routes[i]) and not self.null]
         valued = [i for i in own if i not in set(routed)]
-        kv_head = call.kv_head
-        kv = torch.tensor([kv_head[int(m.head[i])] for i in valued], device=device, dtype=torch.int64)
-        values = call.v[m.row[valued].to(device), kv, m.key[valued].to(device)]  # [M D], what is there
-        if not self.null and valued:
-            there = values
-            values = torch.stack(
-                [m.value[i].to(there) if i in m.value else there[n] * m.factor[i] for n, i in enumerate(valued)]
-            )
-        if valued:
-            changes.set_value(m.row[valued], m.head[valued], m.key[valued], values)
+        pieces = [call.v.new_empty(0, call.v.shape[-1])]
+        for some in self._rounds(valued):
+            places = (m.row[some], m.head[some], m.key[some])
+            there = changes.value(*places)  # [M D], as earlier edits of the same place leave it
+            if not self.null:
+                new = [m.value[i].to(there) if i in m.value else there[n] * m.factor[i] for n, i in enumerate(some)]
+                there = torch.stack(new)
+            pieces.append(there)
+            changes.set_value(*places, pieces[-1])
+        values = torch.cat(pieces)  # [M D]
         if routed:
             changes.hide(m.row[routed], m.head[routed], m.key[routed])
         after = changes.applied(z)
@@ -84,6 +84,20 @@ class Editor:
         for pair, count in changes.kept.items():
             self.kept[pair // z.shape[1]] += count
         return after
+
+    def _rounds(self, members: list[int]) -> list[list[int]]:
+        """The members in order, cut wherever one acts on a place that its round has already."""
+        m = self.members
+        rounds: list[list[int]] = []
+        seen: set[tuple[int, int, int]] = set()
+        for i in members:
+            place = (int(m.row[i]), int(m.head[i]), int(m.key[i]))
+            if place in seen or not rounds:
+                rounds.append([])
+                seen = set()
+            rounds[-1].append(i)
+            seen.add(place)
+        return rounds
 
     def _check(
         self, call: AttentionCall, valued: list[int], values: Tensor, routed: list[int], z: Tensor, after: Tensor

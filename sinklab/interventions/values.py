@@ -5,7 +5,7 @@ Letters: B batch (here one image), H heads, N tokens, D head dim, C model dim.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import InputError
@@ -75,12 +75,17 @@ def collect(model: Model, pixels: Tensor, wanted: pd.DataFrame, tokens: Sequence
 class Values:
     """What was collected, by name; the means are taken here, in float64."""
 
-    def __init__(self, table: pd.DataFrame, held_out: Sequence[int]) -> None:
+    def __init__(self, table: pd.DataFrame | None, held_out: Sequence[int]) -> None:
         """`table` has the columns of `value_schema`; `held_out` are the image_index of those that give the means."""
         import numpy as np
 
         self._vectors: dict[tuple[Any, ...], np.ndarray] = {}
         sums: dict[tuple[int, int], list[np.ndarray]] = {}
+        self.means: dict[tuple[int, int], np.ndarray] = {}
+        """(layer, head) → μ [D] over the held-out events."""
+        self.counts: dict[tuple[int, int], int] = {}
+        if table is None or not len(table):  # nothing was collected, or nothing was to be
+            return
         means_from = set(held_out)
         ordered = table.sort_values(["image_index", "layer", "head", "what", "for_index"], kind="stable")
         columns = ["image_index", "layer", "head", "what", "for_index", "vector"]
@@ -89,8 +94,7 @@ class Values:
             self._vectors[what, index, layer, head, other] = kept
             if what == "sink" and index in means_from:
                 sums.setdefault((layer, head), []).append(kept)
-        self.means: Mapping[tuple[int, int], np.ndarray] = {pair: np.mean(own, axis=0) for pair, own in sums.items()}
-        """(layer, head) → μ [D] over the held-out events."""
+        self.means = {pair: np.mean(own, axis=0) for pair, own in sums.items()}
         self.counts = {pair: len(own) for pair, own in sums.items()}
 
     def sink(self, index: int, layer: int, head: int) -> np.ndarray | None:

@@ -140,7 +140,9 @@ def _from_run(folder: Path, request: Request) -> Loaded:
     from sinklab.models.saved import request_from_run, require_same_weights
 
     again, digest = request_from_run(folder, request)
-    if Path(again.name).expanduser().is_dir() and (Path(again.name).expanduser() / "run.json").is_file():
+    named = Path(again.name).expanduser()
+    by_library = again.name == "demo" or again.name.partition(":")[0] in _PREFIXES
+    if not by_library and named.is_dir() and (named / "run.json").is_file():
         raise InputError(f"The run in {folder} names another run folder, {again.name}: name that one.")
     loaded = _dispatch(again.name, again)
     require_same_weights(loaded, digest, folder)

@@ -204,6 +204,71 @@ def test_later_edits_of_a_head_win_and_hidden_keys_add_up() -> None:
     assert torch.equal(twice, once)
 
 
+def test_factors_of_one_place_multiply_and_a_zero_stays_zero() -> None:
+    """Each edit acts on what the one before left."""
+    model = exact("timm dinov2")
+    x = inputs("timm dinov2", model)
+    twice = run(model, x, Edit.scale(2.0, head=(1, 2), at=3), Edit.scale(3.0, head=(1, 2), at=3))[0]
+    assert torch.equal(twice, run(model, x, Edit.scale(6.0, head=(1, 2), at=3))[0])
+    zeroed = run(model, x, Edit.zero(head=(1, 2), at=3), Edit.scale(2.0, head=(1, 2), at=3))[0]
+    assert torch.equal(zeroed, run(model, x, Edit.zero(head=(1, 2), at=3))[0])
+
+
+def test_two_managers_may_not_edit_one_head_and_may_edit_two() -> None:
+    """Neither would see what the other did."""
+    model, x = module("timm dinov2"), pixels("timm dinov2")
+    one, other, third = Edit.zero(head=(0, 1), at=3), Edit.route(head=(0, 1), at=4), Edit.route(head=(0, 2), at=4)
+    with torch.inference_mode(), HookManager(model) as first, HookManager(model) as second:
+        with first.edit([one]):
+            with pytest.raises(InputError, match="Another HookManager"), second.edit([other]):
+                pass
+            with second.edit([third]):
+                both = first.run(x)
+        with second.edit([other]):  # free again
+            second.run(x)
+    assert torch.equal(both, run(model, x, one, third)[0])
+    with pytest.raises(InputError, match="attend="), HookManager(model, attend=lambda s, c: c.run()) as hooks:
+        hooks.expect_nothing()
+        with hooks.edit([one]):
+            pass
+
+
+def test_places_and_numbers_as_tables_hold_them_are_taken() -> None:
+    import numpy as np
+
+    assert Edit.zero(head=(np.int16(1), np.int64(2)), at=np.int32(3)) == Edit.zero(head=(1, 2), at=3)
+    assert Edit.zero(head=(1, 2), at=torch.tensor(3)) == Edit.zero(head=(1, 2), at=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Edit.zero(head=3),  # type: ignore[arg-type]
+        lambda: Edit.zero(head=(0, 1, 2)),  # type: ignore[arg-type]
+        lambda: Edit.set_value(1.0, head=(0, 1)),  # type: ignore[arg-type]
+        lambda: Edit.set_value("12345678", head=(0, 1)),  # type: ignore[arg-type]
+        lambda: Edit.set_value(torch.zeros(2, 8), head=(0, 1)),
+        lambda: Edit.set_value([float("nan")], head=(0, 1)),
+        lambda: Edit.scale("abc", head=(0, 1)),  # type: ignore[arg-type]
+        lambda: Edit.scale(float("inf"), head=(0, 1)),
+        lambda: Edit.scale(True, head=(0, 1)),
+        lambda: Edit.from_dict({"edit": "scale", "layer": 0, "head": 0, "factor": True}),
+        lambda: Edit.from_dict({"edit": "value", "layer": 0, "head": 0, "value": "12"}),
+    ],
+)
+def test_a_natural_mistake_is_a_sentence(wrong: Any) -> None:
+    with pytest.raises(InputError):
+        wrong()
+
+
+def test_what_is_no_list_of_edits_is_refused() -> None:
+    with HookManager(module("timm dinov2")) as hooks:
+        hooks.expect_nothing()
+        for wrong in (Edit.zero(head=(0, 0)), {"edit": "zero"}, "zero", [{"edit": "zero"}]):
+            with pytest.raises(InputError), hooks.edit(wrong):  # type: ignore[arg-type]
+                pass
+
+
 def test_edits_nest_and_end_with_their_block() -> None:
     model, x = module("timm dinov2"), pixels("timm dinov2")
     first, second = Edit.zero(head=(0, 1), at=2), Edit.route(head=(1, 3), at=0)
