@@ -137,8 +137,8 @@ def _interval_words(patch: dict[str, Any]) -> Markup:
     again = patch.get("bootstrap")
     drawn = f", {again:,} resamples" if _is_number(again) else ""
     return Markup(
-        "95 % by bootstrap{}: over heads for a class, over images for a head, all edits of one image kept together. "
-        "One head or one image alone has no interval."
+        "95 % by bootstrap{}: over heads for a class, over images for a head and for a class of one head, all "
+        "edits of one image kept together. One image alone has no interval."
     ).format(drawn)
 
 
@@ -149,10 +149,8 @@ def _time_words(patch: dict[str, Any]) -> Markup:
         words.append(f"{number(timings['seconds'], 3)} s on {patch.get('device', 'an unrecorded device')}")
     run, whole = timings.get("blocks_run"), timings.get("blocks_whole")
     if _is_number(run) and _is_number(whole) and run > 0:
-        words.append(
-            f"{run:,} passes of an image through a layer, where whole forward passes would have taken {whole:,} "
-            f"({number(whole / run)} times as many)"
-        )
+        saved = f", where whole forward passes would have taken {whole:,} ({number(whole / run)} times as many)"
+        words.append(f"{plural(run, 'pass', 'passes')} of an image through a layer{saved if whole > run else ''}")
     return Markup("{}").format("; ".join(words) + "." if words else "")
 
 
