@@ -46,7 +46,7 @@ def absent(config: dict[str, Any], events: int) -> Markup:
     if isinstance(patch, dict):
         return Markup(
             "Interventions were begun but have left no table of effects (status “{}”); {} goes on with them."
-        ).format(patch.get("status", "not recorded"), command)
+        ).format(patch.get("status", "not recorded"), Markup("<code>sinklab patch RUN --resume</code>"))
     if not events:
         return Markup("Nothing was intervened on: no head sinks, so {} would find no head to edit.").format(command)
     return Markup(
