@@ -49,7 +49,8 @@ def effects_figure(causal: Causal) -> captions.Drawn | None:
         lambda width: draw_effects(table, causal.edits, blocks, width),
         title="What follows when a sink is edited",
         reading="Bars are class means of the relative change of the patch tokens, with 95 % intervals "
-        f"{over}; each dot is one head{', a hollow one a head of layer 0' if hollow else ''}. Under each bar stand the edit and its "
+        f"{over}; each dot is one head{', a hollow one a head of layer 0' if hollow else ''}. "
+        "Under each bar stand the edit and its "
         "mean. A triangle says what the class’s signature expects: ▽ little change, ▲ much change. A NOP does not "
         "mind losing its value but minds getting a real one or losing its place; a broadcast minds losing its value, "
         f"not trading it for another image’s. “Control” zeroes an ordinary patch’s value instead of the sink’s.{scale}",

@@ -10,7 +10,7 @@ from sinklab.reports.effects import MAIN, MEASURES, Causal, Cell, plan_cells, pl
 from sinklab.reports.wording import head_name, number, plural
 
 KEYS = {
-    "sink": "its sink, the image’s most attended key",
+    "sink": "the sink (the image’s most attended key)",
     "cls": "[CLS]",
     "register": "every register",
     "patch": "every patch",
@@ -28,7 +28,7 @@ def edit_words(edit: dict[str, Any]) -> str:
         "zero": f"the value of {where} is set to zero",
         "value": f"the value of {where} becomes the plan’s own vector{given}",
         "scale": f"the value of {where} is multiplied by {factor_words.replace('-', '−')}",
-        "route": f"no query attends to {where}; its other attention is scaled up to sum to 1",
+        "route": f"no query attends to {where}; each query’s other attention is scaled up to sum to 1",
     }
     kind = str(edit.get("edit"))
     return f"{head_name(edit['layer'], edit['head'])}: {done.get(kind, f'{kind} at {where}')}"

@@ -21,7 +21,7 @@ def edited_run(path: Path, status: str = "complete") -> SavedRun:
 
 
 def refused(run: SavedRun, name: str, what: str) -> None:
-    with pytest.raises(InputError, match=f"{name}.csv is {what}.*sinklab patch RUN --resume"):
+    with pytest.raises(InputError, match=f"{name}.csv is {what}.*: sinklab patch RUN --resume"):
         write_report(run)
 
 
@@ -48,7 +48,7 @@ def test_a_word_that_no_patching_writes_is_damage(tmp_path: Path, name: str, wor
     run = edited_run(tmp_path)
     path = tmp_path / f"tables/{name}.csv"
     path.write_text(path.read_text().replace(f",{word},", ",#,", 1))
-    refused(run, name, "damaged .*'#' is no")
+    refused(run, name, "damaged, .*'#' is no")
 
 
 @NAMES

@@ -43,11 +43,11 @@ def words(markup: str) -> str:
 def test_the_page_lists_the_plans_edits_and_their_effects(tmp_path: Path) -> None:
     page = write_report(planned_run(tmp_path)).read_text(encoding="utf-8")
     text = words(page)
-    assert "L0H5: the value of its sink, the image’s most attended key is set to zero" in text
+    assert "L0H5: the value of the sink (the image’s most attended key) is set to zero" in text
     assert "L2H1: the value of [CLS] is multiplied by 0.5" in text
     assert "Patch tokens relative change 0.037 0.021 to 0.059 12" in text
     assert "[CLS] relative change 0.037 0.021 to 0.059 12" in text
-    top = "Edited by a plan of 2 edits : the relative change of the patch tokens is 0.037 on average"
+    top = "Edited by a plan of 2 edits: the relative change of the patch tokens is 0.037 on average"
     assert f"{top} (95 %: 0.021 to 0.059, 12 images)." in text
 
 
@@ -88,7 +88,7 @@ def test_a_plan_without_its_effects_is_refused_and_an_unfinished_one_is_not(tmp_
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        ({"edit": "route", "at": 3}, "no query attends to token 3; its other attention is scaled up to sum to 1"),
+        ({"edit": "route", "at": 3}, "no query attends to token 3; each query’s other attention is scaled up to sum to 1"),
         ({"edit": "zero", "at": -1}, "the value of token −1 is set to zero"),
         ({"edit": "zero", "at": "register"}, "the value of every register is set to zero"),
         ({"edit": "value", "at": "patch", "value": [0.0, 1.0]},
