@@ -88,7 +88,8 @@ def test_a_plan_without_its_effects_is_refused_and_an_unfinished_one_is_not(tmp_
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        ({"edit": "route", "at": 3}, "no query attends to token 3; each query’s other attention is scaled up to sum to 1"),
+        ({"edit": "route", "at": 3},
+         "no query attends to token 3; each query’s other attention is scaled up to sum to 1"),
         ({"edit": "zero", "at": -1}, "the value of token −1 is set to zero"),
         ({"edit": "zero", "at": "register"}, "the value of every register is set to zero"),
         ({"edit": "value", "at": "patch", "value": [0.0, 1.0]},
