@@ -46,7 +46,7 @@ def absent(config: dict[str, Any], events: int) -> Markup:
     if isinstance(patch, dict):
         return Markup(
             "Interventions were begun but have left no table of effects (status “{}”); {} goes on with them."
-        ).format(patch.get("status", "not recorded"), command)
+        ).format(patch.get("status", "not recorded"), Markup("<code>sinklab patch RUN --resume</code>"))
     if not events:
         return Markup("Nothing was intervened on: no head sinks, so {} would find no head to edit.").format(command)
     return Markup(
@@ -69,7 +69,7 @@ def _class_finding(causal: Causal, name: str, rows: list[dict[str, Any]]) -> dic
     verdicts = _class_verdicts(causal, name)
     blocks = shown_blocks(causal, name)
     leading = blocks if blocks in verdicts else next(iter(verdicts), "")
-    others = [_sentence(_verdict_words(name, verdict)) for each, verdict in verdicts.items()
+    others = [_sentence(_verdict_words(name, verdict, rows)) for each, verdict in verdicts.items()
               if each in ("1+", "0") and leading in ("1+", "0") and each != leading]  # fmt: skip
     against = [(head_name(row["layer"], row["head"]), BEHAVES.get(row["verdict"], row["verdict"]), row["reason"])
                for row in rows if row["agrees"] == "False"]  # fmt: skip
@@ -82,7 +82,7 @@ def _class_finding(causal: Causal, name: str, rows: list[dict[str, Any]]) -> dic
     return {
         "name": name,
         "lead": _lead(causal, name, verdicts.get(leading), rows),
-        "numbers": _numbers(causal, name, blocks),
+        "numbers": _numbers(causal, name, blocks, rows),
         "other": others,
         "tally": _tally(name, rows),
         "against": against[:MANY],
@@ -112,7 +112,7 @@ def _lead(causal: Causal, name: str, verdict: dict[str, Any] | None, rows: list[
     stated = {"True": "the interventions agree", "False": "the interventions do not agree"}
     return Markup("{} {}").format(
         label.format(name, f"{titled}: {stated.get(verdict['agrees'], 'undecided')}."),
-        _sentence(_verdict_words(name, verdict)),
+        _sentence(_verdict_words(name, verdict, rows)),
     )
 
 
@@ -120,21 +120,24 @@ def _sentence(words: str) -> str:
     return words[0].upper() + words[1:] + "."
 
 
-def _verdict_words(name: str, verdict: dict[str, Any]) -> str:
+def _verdict_words(name: str, verdict: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """ "in layers ≥ 1 the heads observed as NOPs behave as such when edited (3 heads, 24 images: …)"."""
     where = WHERE.get(str(verdict["blocks"]), "these layers")
     evidence = f"{plural(int(verdict['heads']), 'head')}, {plural(int(verdict['images']), 'image')}"
     evidence += f": {verdict['reason']}" if verdict["reason"] else ""
-    heads = f"the heads observed as {LIKENED[name][1]}"
+    one = len(_of_blocks(rows, str(verdict["blocks"]))) == 1
+    heads = f"the {'head' if one else 'heads'} observed as {LIKENED[name][0 if one else 1]}"
+    behave = "behaves" if one else "behave"
     if verdict["agrees"] == "True":
-        return f"in {where} {heads} behave as such when edited ({evidence})"
+        return f"in {where} {heads} {behave} as such when edited ({evidence})"
     if verdict["agrees"] == "False":
         like = {"nop": "like NOPs", "broadcast": "like broadcasts"}.get(verdict["verdict"], "like neither class")
-        return f"in {where} {heads} behave {like} when edited ({evidence})"
-    return f"in {where} it is not settled whether {heads} behave as such ({evidence})"
+        like = BEHAVES[verdict["verdict"]] if one and verdict["verdict"] in CAUSAL_CLASSES else like
+        return f"in {where} {heads} {behave} {like} when edited ({evidence})"
+    return f"in {where} it is not settled whether {heads} {behave} as such ({evidence})"
 
 
-def _numbers(causal: Causal, name: str, blocks: str) -> str:
+def _numbers(causal: Causal, name: str, blocks: str, rows: list[dict[str, Any]]) -> str:
     """The class means behind the verdict, grouped as the signature groups them."""
     cells = class_cells(causal, name, blocks)
     parts = []
@@ -147,7 +150,10 @@ def _numbers(causal: Causal, name: str, blocks: str) -> str:
         return ""
     missing = [edit for edit in (*SMALL[name], *LARGE[name]) if edit not in cells]
     without = f"; {joined(missing)} could not be measured" if missing else ""
-    return f"On average over the heads in {WHERE[blocks]}, {', while '.join(parts)}{without}."
+    one = max(cell.heads for cell in cells.values()) == 1
+    over = f"the images of the one head in {WHERE[blocks]}" if one else f"the heads in {WHERE[blocks]}"
+    over += " that has enough of them" if one and len(_of_blocks(rows, blocks)) > 1 else ""
+    return f"On average over {over}, {', while '.join(parts)}{without}."
 
 
 def _tally(name: str, rows: list[dict[str, Any]]) -> str:
@@ -198,20 +204,31 @@ def _clauses(causal: Causal) -> list[Markup]:
     return parts
 
 
+def _of_blocks(rows: list[dict[str, Any]], blocks: str) -> list[dict[str, Any]]:
+    """The heads that a verdict on these blocks speaks of."""
+    return [row for row in rows if blocks not in ("1+", "0") or (row["layer"] == 0) == (blocks == "0")]
+
+
 def _clause(name: str, rows: list[dict[str, Any]], verdict: dict[str, Any] | None) -> Markup:
-    heads = f"{CLASS_NAME[name]} heads"
     if not rows:
         return Markup("no {} was there to test").format(f"{CLASS_NAME[name]} head")
-    agrees = verdict["agrees"] if verdict else ""
-    heads += " of layer 0" if verdict and verdict["blocks"] == "0" else ""
+    agrees, blocks = (verdict["agrees"], str(verdict["blocks"])) if verdict else ("", "all")
+    meant = _of_blocks(rows, blocks)
+    one = len(meant) == 1
+    heads = f"{CLASS_NAME[name]} {'head' if one else 'heads'}"
+    if blocks == "0" or len(meant) < len(rows):  # layers ≥ 1 need no word where no head of layer 0 was edited
+        heads += f" of {WHERE[blocks]}"
+    behave = "behaves" if one else "behave"
     if agrees == "True":
-        said = f"the {heads} behave as {LIKENED[name][1]}"
+        said = f"the {heads} {behave} as {LIKENED[name][0 if one else 1]}"
     elif verdict and agrees == "False":
-        said = f"the {heads} behave {BEHAVES.get(verdict['verdict'], 'like neither')}, against what was observed"
+        said = f"the {heads} {behave} {BEHAVES.get(verdict['verdict'], 'like neither')}, against what was observed"
     else:
         said = f"the class of the {heads} stays undecided"
-    agree, against, undecided = _counts(rows)
-    tally = f"{agree} of {len(rows)} agree" + (f", {against} {'does' if against == 1 else 'do'} not" if against else "")
+    agree, against, undecided = _counts(meant)
+    tally = f"{agree} of {len(meant)} agree" + (
+        f", {against} {'does' if against == 1 else 'do'} not" if against else ""
+    )
     tally += f", {undecided} undecided" if undecided else ""
-    tally = "one head" if len(rows) == 1 else tally
+    tally = "one head" if one else tally
     return Markup('<strong class="{}-text">{}</strong> ({})').format(name, said, tally)

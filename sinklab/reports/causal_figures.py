@@ -42,13 +42,15 @@ def effects_figure(causal: Causal) -> captions.Drawn | None:
     blocks = {name: shown_blocks(causal, name) for name in CAUSAL_CLASSES}
     scale = "logarithmic above its first mark, so that small and large bars both show; 0 is at the bottom"
     scale = f" The axis is {scale}." if threshold(table) else ""
+    over = _interval_over(table)
     hollow = bool(((table["drawn"] == "dot") & (table["blocks"] == "0")).any())
     return captions.drawn_twice(
         "fig6-causal-effects",
         lambda width: draw_effects(table, causal.edits, blocks, width),
         title="What follows when a sink is edited",
-        reading="Bars are class means of the relative change of the patch tokens, with 95 % intervals over heads; each "
-        f"dot is one head{', a hollow one a head of layer 0' if hollow else ''}. Under each bar stand the edit and its "
+        reading="Bars are class means of the relative change of the patch tokens, with 95 % intervals "
+        f"{over}; each dot is one head{', a hollow one a head of layer 0' if hollow else ''}. "
+        "Under each bar stand the edit and its "
         "mean. A triangle says what the class’s signature expects: ▽ little change, ▲ much change. A NOP does not "
         "mind losing its value but minds getting a real one or losing its place; a broadcast minds losing its value, "
         f"not trading it for another image’s. “Control” zeroes an ordinary patch’s value instead of the sink’s.{scale}",
@@ -56,6 +58,17 @@ def effects_figure(causal: Causal) -> captions.Drawn | None:
         alt=f"Bars of the relative change of the patch tokens by edit. {seen}",
         table=table,
     )
+
+
+def _interval_over(table: pd.DataFrame) -> str:
+    """What the bars' intervals were drawn from: a bar of one head has only that head's images."""
+    bars = table[table["drawn"] == "bar"]
+    single = bars.loc[bars["heads"] == 1, "class"].drop_duplicates()
+    if not len(single):
+        return "over heads"
+    if (bars["heads"] == 1).all():
+        return "over images, as each is of one head"
+    return f"over heads, and over images where a bar is of one head ({joined([CLASS_NAME[each] for each in single])})"
 
 
 def _panel_words(causal: Causal, table: pd.DataFrame, name: str) -> str:
@@ -189,7 +202,7 @@ def _handles(table: pd.DataFrame) -> list[Any]:
                              "markeredgewidth": 0.7}  # fmt: skip
     handles: list[Any] = []
     if (table["drawn"] == "bar").any():
-        handles.append(Patch(facecolor=MUTED, alpha=0.6, label="mean over heads"))
+        handles.append(Patch(facecolor=MUTED, alpha=0.6, label="class mean"))
     if (table["low"].notna() & (table["drawn"] == "bar")).any():
         handles.append(Line2D([], [], color=INK, linewidth=1.4, label="95 % interval"))
     if (dots["blocks"] != "0").any():

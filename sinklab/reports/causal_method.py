@@ -6,7 +6,7 @@ from typing import Any, TypeGuard
 
 from markupsafe import Markup
 
-from sinklab.reports.effects import CAUSAL_CLASSES, Causal
+from sinklab.reports.effects import CAUSAL_CLASSES, Causal, is_plan
 from sinklab.reports.palette import CLASS_NAME
 from sinklab.reports.wording import joined, number, plural
 
@@ -15,7 +15,7 @@ def method_facts(causal: Causal) -> list[tuple[str, Markup]]:
     """(term, sentences) of everything that a reader needs to judge the effects."""
     patch = causal.patch
     facts = [
-        ("Heads", _heads_words(patch)),
+        ("Heads", Markup("") if is_plan(patch) else _heads_words(patch)),
         ("Images", _image_words(patch)),
         ("Effect", _effect_words(causal)),
         ("Checks", _check_words(_part(patch, "checks"))),
@@ -76,7 +76,10 @@ def _image_words(patch: dict[str, Any]) -> Markup:
     words = []
     if _is_number(images.get("edited")):
         rows = f", {plural(images['rows'], 'edit')} in all" if _is_number(images.get("rows")) else ""
-        words.append(f"{plural(images['edited'], 'image')}{rows}; a head is edited only on images in which it is sunk.")
+        on = "a head is edited only on images in which it is sunk"
+        if is_plan(patch):
+            rows, on = "", "the plan’s edits are made together in each, whether or not their heads are sunk in it"
+        words.append(f"{plural(images['edited'], 'image')}{rows}; {on}.")
     held = _part(patch, "heldout").get("sentence")
     if held:
         words.append(f"{held}")
@@ -93,9 +96,9 @@ def _effect_words(causal: Causal) -> Markup:
     words = Markup(
         "The relative change of the patch tokens after the model’s final norm: the root mean square, over patches, of "
         "how far each token moves, over the root mean square of the tokens’ lengths before the edit. 0 means that "
-        "nothing changed, 0.01 a hundredth of a token’s length. Prefix tokens are left out, and so is the sink where "
-        "it is a patch."
+        "nothing changed, 0.01 a hundredth of a token’s length. Prefix tokens are left out"
     )
+    words += "." if is_plan(causal.patch) else ", and so is the sink where it is a patch."
     said = {
         "cls_change": "the same for [CLS]",
         "shared_energy": "“shared” is the part of the change that all patches have in common",
@@ -136,9 +139,11 @@ def _check_words(checks: dict[str, Any]) -> Markup:
 def _interval_words(patch: dict[str, Any]) -> Markup:
     again = patch.get("bootstrap")
     drawn = f", {again:,} resamples" if _is_number(again) else ""
+    if is_plan(patch):
+        return Markup("95 % by bootstrap{}: over images. One image alone has no interval.").format(drawn)
     return Markup(
-        "95 % by bootstrap{}: over heads for a class, over images for a head, all edits of one image kept together. "
-        "One head or one image alone has no interval."
+        "95 % by bootstrap{}: over heads for a class, over images for a head and for a class of one head, all "
+        "edits of one image kept together. One image alone has no interval."
     ).format(drawn)
 
 
@@ -149,10 +154,8 @@ def _time_words(patch: dict[str, Any]) -> Markup:
         words.append(f"{number(timings['seconds'], 3)} s on {patch.get('device', 'an unrecorded device')}")
     run, whole = timings.get("blocks_run"), timings.get("blocks_whole")
     if _is_number(run) and _is_number(whole) and run > 0:
-        words.append(
-            f"{run:,} passes of an image through a layer, where whole forward passes would have taken {whole:,} "
-            f"({number(whole / run)} times as many)"
-        )
+        saved = f", where whole forward passes would have taken {whole:,} ({number(whole / run)} times as many)"
+        words.append(f"{plural(run, 'pass', 'passes')} of an image through a layer{saved if whole > run else ''}")
     return Markup("{}").format("; ".join(words) + "." if words else "")
 
 

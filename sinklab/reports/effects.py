@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinklab.errors import InputError
+from sinklab.reports.saved import PATCHED, reading
 from sinklab.reports.sections import records
 from sinklab.reports.tables import each_row
 
@@ -42,8 +44,14 @@ MEASURES = {
 }
 """Every measure's heading and unit, in the order of the columns."""
 MAIN = "patch_change"
-VERDICT_COLUMNS = ["level", "class", "blocks", "layer", "head", "images", "heads", "verdict", "agrees", "reason"]
 BLOCKS = ("1+", "0", "all")
+PLACE: dict[str, tuple[str, ...]] = {"level": ("head", "class"), "class": (), "blocks": BLOCKS}
+KEYS = PLACE | {"kind": ("edit", "contrast"), "name": (), "measure": tuple(MEASURES)}
+VERDICT_KEYS = PLACE | {"verdict": ("nop", "broadcast", "neither", "undecided"), "agrees": ("True", "False", ""),
+                        "reason": ()}  # fmt: skip
+"""The columns of words, each with what may stand in it; () for anything."""
+VERDICT_NUMBERS = dict.fromkeys(("layer", "head", "images", "heads"), "int64")
+NUMBERS = VERDICT_NUMBERS | {"joint": "int64"} | dict.fromkeys(("mean", "sem", "low", "high"), "float64")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,25 +89,72 @@ class Cell:
 
 
 def read_causal(path: Path, config: dict[str, Any]) -> Causal | None:
-    """The causal tables of the run in `path`; None unless it was patched and both tables are there."""
-    import pandas as pd
+    """The causal tables of the run in `path`; None unless it was patched.
 
-    effects, verdicts = path / "tables/effects.csv", path / "tables/causal_verdicts.csv"
+    An unfinished patching may lack them: None. Raises InputError for a damaged table and for one that a complete
+    patching lacks.
+    """
     patch = config.get("patch")
-    if not isinstance(patch, dict) or not effects.is_file() or not verdicts.is_file():
+    if not isinstance(patch, dict):
         return None
-    words = {"level": str, "class": str, "blocks": str}
+    read = _read(path / "tables/effects.csv", NUMBERS, KEYS)
+    verdicts = _read(path / "tables/causal_verdicts.csv", VERDICT_NUMBERS, VERDICT_KEYS)
+    due = {"effects": read, "causal_verdicts": verdicts}
+    if is_plan(patch) and verdicts is not None:
+        due.pop("causal_verdicts")  # edits of one's own plan have no verdict
+    missing = [name for name, table in due.items() if table is None or not len(table)]
+    if missing and patch.get("status") == "complete":
+        raise InputError(
+            f"{path} was patched, but {path / 'tables' / (missing[0] + '.csv')} is missing or has no rows, and the "
+            f"report needs it: {PATCHED} writes it again."
+        )
+    if missing or read is None or verdicts is None:
+        return None
     order = ["level", "class", "layer", "head"]
-    try:
-        shown = pd.read_csv(verdicts, dtype={**words, "verdict": str, "agrees": str, "reason": str})
-    except pd.errors.EmptyDataError:  # edits of one's own plan have no verdict
-        shown = pd.DataFrame(columns=VERDICT_COLUMNS)
-    shown = shown.fillna({"agrees": "", "reason": ""}).sort_values([*order, "blocks"], ignore_index=True)
-    read = pd.read_csv(effects, dtype={**words, "kind": str, "name": str, "measure": str})
+    verdicts = verdicts.sort_values([*order, "blocks"], ignore_index=True)
     places = {name: place for place, name in enumerate((*EDIT_MEANING, *CONTRASTS))}
     read = read.assign(place=read["name"].map(places).fillna(len(places)))
     read = read.sort_values([*order, "joint", "blocks", "kind", "place", "name", "measure"], ignore_index=True)
-    return Causal(patch=patch, effects=read.drop(columns="place"), verdicts=shown)
+    return Causal(patch=patch, effects=read.drop(columns="place"), verdicts=verdicts)
+
+
+def _read(path: Path, numbers: dict[str, str], words: dict[str, tuple[str, ...]]) -> pd.DataFrame | None:
+    """A table with its columns checked: `numbers` and their types, `words` and what they may be (() for anything)."""
+    import pandas as pd
+
+    if not path.is_file():
+        return None
+    with reading(path, PATCHED):
+        try:
+            table = pd.read_csv(path, dtype=dict.fromkeys(words, str))
+        except pd.errors.EmptyDataError:
+            return pd.DataFrame(columns=[*words, *numbers])
+        table = table[[*words, *numbers]].astype(numbers).fillna(dict.fromkeys(("agrees", "reason") & words.keys(), ""))
+        for name, allowed in words.items():
+            wrong = table[name].isna() | (bool(allowed) & ~table[name].isin(allowed))
+            if wrong.any():
+                raise ValueError(f"{table.loc[wrong, name].iloc[0]!r} is no {name}")
+        return table
+
+
+def is_plan(patch: dict[str, Any]) -> bool:
+    """Whether the edits were those of a plan (`sinklab patch --plan`), and not the classes' own."""
+    return bool(plan_of(patch))
+
+
+def plan_of(patch: dict[str, Any]) -> list[dict[str, Any]]:
+    """The plan's edits as they were written down; none for a run patched without one."""
+    settings = patch.get("settings")
+    options = settings.get("options") if isinstance(settings, dict) else None
+    plan = options.get("plan") if isinstance(options, dict) else None
+    return [edit for edit in plan if isinstance(edit, dict)] if isinstance(plan, list) else []
+
+
+def plan_cells(causal: Causal) -> dict[str, Cell]:
+    """The effect of a plan's edits, made together, by measure."""
+    effects = causal.effects
+    rows = effects[(effects["level"] == "class") & (effects["class"] == "plan") & (effects["name"] == "plan")]
+    return {name: _cells(rows[rows["measure"] == name])["plan"] for name in MEASURES if (rows["measure"] == name).any()}
 
 
 def shown_blocks(causal: Causal, name: str) -> str:

@@ -16,6 +16,7 @@ from sinklab.reports import (
     captions,
     causal,
     causal_method,
+    causal_plan,
     effects,
     overlay_sheet,
     overlays,
@@ -245,14 +246,19 @@ def _causal_words(config: dict[str, Any], found: Findings) -> dict[str, Any]:
     if saved is None:
         sentence = causal.absent(config, found.verdict.numbers["events"])
         return {"causal": None, "causal_sentence": sentence, "other_rule": causal.judged_otherwise(config)}
-    classes = effects.CAUSAL_CLASSES
-    return {
+    shared = {
         "causal": saved,
         "other_rule": False,
-        "causal_sentence": causal.verdict_sentence(saved),
+        "plan": causal_plan.plan_shown(saved),
         "failed": causal_method.failed_checks(saved),
-        "findings": causal.class_findings(saved),
         "facts": causal_method.method_facts(saved),
+    }
+    if shared["plan"]:
+        return shared | {"causal_sentence": causal_plan.plan_sentence(saved)}
+    classes = effects.CAUSAL_CLASSES
+    return shared | {
+        "causal_sentence": causal.verdict_sentence(saved),
+        "findings": causal.class_findings(saved),
         "meanings": effects.EDIT_MEANING,
         "measures": [effects.MEASURES[name] for name in saved.measures],
         "class_tables": [(name, effects.class_groups(saved, name)) for name in classes],

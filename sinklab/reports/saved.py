@@ -19,8 +19,13 @@ DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, O
 """What garbage makes pandas, Pillow and json raise; where a page's own facts are missing, jinja2's UndefinedError."""
 
 
+DIAGNOSED = "the command that made the run, with --resume,"
+PATCHED = "sinklab patch RUN --resume, with the options of the patching,"
+"""What writes a table again, as the beginning of a sentence."""
+
+
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path, writer: str = DIAGNOSED) -> Iterator[None]:
     """Within, whatever a damaged file makes its readers raise becomes an InputError about `path`."""
     from jinja2 import UndefinedError
 
@@ -30,10 +35,7 @@ def reading(path: Path) -> Iterator[None]:
         reason = getattr(error, "reason", None) if isinstance(error, InputError) else None
         words = reason if isinstance(reason, str) else f"{type(error).__name__}: {error}"
         words = words.strip().partition("\n")[0][:160].rstrip(".")
-        raise InputError(
-            f"{path} is damaged, and the report needs it ({words}): the command that made the run, with --resume, "
-            "writes it again."
-        ) from error
+        raise InputError(f"{path} is damaged, and the report needs it ({words}): {writer} writes it again.") from error
 
 
 def read_spectrum(path: Path) -> pd.DataFrame | None:

@@ -332,3 +332,38 @@ def test_the_terminals_lines_are_those_of_the_page(tmp_path: Path) -> None:
     nop, broadcast = class_lines(causal)
     assert nop.startswith("The NOP heads") and broadcast.startswith("The broadcast heads") and "<" not in nop
     assert nop[1:-1] in words(str(verdict_sentence(causal))) and broadcast[1:-1] in words(str(verdict_sentence(causal)))
+
+
+def test_the_verdict_counts_the_heads_of_the_blocks_that_it_speaks_of(tmp_path: Path) -> None:
+    first = Edited(layer=0, head=5, named="broadcast", behaves="neither")
+    later = [Edited(layer=10, head=head, named="broadcast", behaves="broadcast", images=1) for head in (2, 3)]
+    causal = causal_of(tmp_path, [first, *later])
+    verdicts = causal.verdicts
+    own = (verdicts["level"] == "class") & (verdicts["blocks"] == "0")
+    verdicts.loc[own, ["verdict", "agrees", "reason"]] = ["neither", "False", ""]
+    said = "The broadcast head of layer 0 behaves like neither, against what was observed (one head)."
+    assert class_lines(causal)[1] == said
+    finding = class_findings(causal)[1]
+    assert "In layer 0 the head observed as a broadcast behaves like neither class when edited (1 head" in words(
+        finding["lead"]
+    )
+    assert "over the images of the one head in layer 0," in finding["numbers"]
+    figure = causal_figures.effects_figure(causal)
+    assert figure is not None and "95 % intervals over images, as each is of one head" in figure.reading
+
+
+def test_heads_of_layer_0_are_not_counted_to_a_verdict_on_later_layers(tmp_path: Path) -> None:
+    line = class_lines(causal_of(tmp_path))[0]
+    assert line == "The NOP heads of layers ≥ 1 behave as NOPs (2 of 4 agree, 1 does not, 1 undecided)."
+
+
+def test_intervals_of_several_heads_are_said_to_be_over_heads(tmp_path: Path) -> None:
+    figure = causal_figures.effects_figure(causal_of(tmp_path))
+    assert figure is not None and "95 % intervals over heads;" in figure.reading
+
+
+@pytest.mark.parametrize(("run", "whole", "saves"), [(312, 288, False), (288, 288, False), (100, 288, True)])
+def test_passes_are_compared_only_where_some_were_saved(tmp_path: Path, run: int, whole: int, saves: bool) -> None:
+    timings = {"blocks_run": run, "blocks_whole": whole}
+    said = dict(method_facts(causal_of(tmp_path, timings=timings)))["Time"]
+    assert said.startswith(f"{run} passes of an image through a layer") and ("times as many" in said) == saves

@@ -7,7 +7,6 @@ from pathlib import Path
 from synthetic_effects import write_effects
 from synthetic_run import synthetic_run
 
-from sinklab.reports.page import write_report
 from sinklab.reports.spoken import causal_lines, verdict_lines
 from sinklab.sinks.classify import SinkDefinition
 from sinklab.sinks.rule import SinkRule
@@ -35,10 +34,3 @@ def test_interventions_give_a_line_a_class_and_none_where_there_are_none(tmp_pat
     assert causal_lines(run) == []
     lines = causal_lines(write_effects(run))
     assert [line.split(" heads")[0] for line in lines] == ["The NOP", "The broadcast"]
-
-
-def test_edits_of_a_plan_have_no_verdict_and_no_line(tmp_path: Path) -> None:
-    run = write_effects(synthetic_run(tmp_path, overlays=False))
-    (tmp_path / "tables/causal_verdicts.csv").write_text("\n")
-    assert causal_lines(run) == []
-    write_report(run)
