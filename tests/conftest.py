@@ -4,8 +4,11 @@ One thread: tiny operations, where cores are shared, cost most when threads wait
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here and in every process that is started
 sys.path.insert(0, str(Path(__file__).parent))
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the background, where a shell has Ctrl-C ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
