@@ -20,7 +20,7 @@ demo: $(VENV)/.demo
 	$(BIN)/sinklab diagnose $(if $(wildcard runs/demo/run.json),--overwrite)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .
