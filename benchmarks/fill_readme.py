@@ -59,11 +59,12 @@ def patch_text(result: dict[str, Any]) -> str:
     means = []
     for name, edits in demo["class_means"].items():
         said = ", ".join(f"{edit} {float(mean):.2g}" for edit, mean in edits.items())
-        means.append(f"of the {name.upper() if name == 'nop' else name} heads {said}")
+        heads = _count(demo["class_heads"][name], f"{name.upper() if name == 'nop' else name} head")
+        means.append(f"of {heads} {said}")
     return (
         f"On the demo that is {demo['rows']} edited passes in {demo['seconds']:.0f} s of one CPU core; a whole forward "
         f"for each edit on every photograph takes {demo['times_as_long']['whole forwards, every image']:.1f} times as "
-        f"long. The mean relative change of the patch tokens is, {'; '.join(means)}."
+        f"long. The mean relative change of the patch tokens is, as in the report, {'; '.join(means)}."
     )
 
 

@@ -87,7 +87,8 @@ def case(name: str, model: sinklab.Model, folder: Path, rounds: int) -> dict[str
     ratios = {
         way: statistics.median(a / b for a, b in zip(seconds[way], seconds["sinklab"], strict=True)) for way in ways
     }
-    means = effects[effects["joint"] == 0].groupby(["class", "layer", "head", "edit"])["patch_change"].mean()
+    table = run.table("effects").query("level == 'class' and blocks == 'all' and joint == 0 and kind == 'edit'")
+    means = table[table["measure"] == "patch_change"]  # as the report has them
     about = run.config["patch"]
     return {
         "rule": run.config["rule"]["sentence"],
@@ -102,9 +103,10 @@ def case(name: str, model: sinklab.Model, folder: Path, rounds: int) -> dict[str
         "blocks_run": about["timings"]["blocks_run"],
         "blocks_whole": about["timings"]["blocks_whole"],
         "class_means": {
-            kind: {edit: float(f"{value:.3g}") for edit, value in own.groupby("edit").mean().items()}
+            kind: {edit: float(f"{mean:.3g}") for edit, mean in zip(own["name"], own["mean"], strict=True)}
             for kind, own in means.groupby("class")
         },
+        "class_heads": {kind: int(own["heads"].max()) for kind, own in means.groupby("class")},
         "heads_edited": {kind: sum(h["class"] == kind for h in chosen) for kind in about["classes"]},
         "checks": about["checks"],
     }

@@ -194,8 +194,10 @@ def test_a_plan_is_made_in_every_image(place: Path) -> None:
         '[[edits]]\nedit = "scale"\nfactor = 0.5\nlayer = 1\nhead = 0\nat = "patch"\n'
     )
     run = copy_of(place, "planned")
+    both = in_process("patch", run, "--plan", place / "plan.toml", "--heads", "0:1", *OPTIONS)
+    assert both.returncode == 2 and "takes the place of the battery" in both.stderr
     done = in_process("patch", run, "--plan", place / "plan.toml", *OPTIONS)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "is judged" not in done.stderr, done.stderr
     effects = open_run(run).effects
     assert len(effects) == 11 and (effects["fired"] == 5).all() and (effects["patch_change"] > 0).all()
 

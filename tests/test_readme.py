@@ -70,9 +70,14 @@ def test_a_block_without_its_result_file_is_left_alone_and_one_with_it_is_filled
     means = {"nop": {"zero": 0.0431, "ordinary": 0.26}, "broadcast": {"zero": 0.054}}
     times = {"whole forwards, every image": 5.25}
     written = {"demo": {"rows": 65, "seconds": 17.9, "class_means": means, "times_as_long": times}}
+    written["demo"]["class_heads"] = {"nop": 2, "broadcast": 1}
     (tmp_path / "results/patch.json").write_text(json.dumps(written))
     block = fill_readme.filled(README).split("<!-- patch:begin -->")[1].split("<!-- patch:end -->")[0]
-    assert "65 edited passes in 18 s of one CPU core" in block and "NOP heads zero 0.043, ordinary 0.26" in block
+    assert (
+        "65 edited passes in 18 s of one CPU core" in block
+        and "2 NOP heads zero 0.043, ordinary 0.26" in block
+        and "1 broadcast head zero 0.054" in block
+    )
 
 
 @pytest.mark.parametrize("command", commands())

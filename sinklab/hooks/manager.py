@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,6 +81,7 @@ class HookManager:
         self._updated: Site | None = None  # its attention has run, its resid_mid is still to come
         self._calls: dict[str, int] = {}
         self._stack: ExitStack | None = None
+        self._thread = 0
         self._expected = True
         self._edits: list[tuple[Change, list[int]]] = []
 
@@ -89,6 +91,7 @@ class HookManager:
         refuse_dropout(self.module)
         self.fired = {site.name: 0 for site in self.sites}
         self._running, self._updated, self._calls = [], None, {}
+        self._thread = get_ident()
         with ExitStack() as stack:
             stack.enter_context(run_eagerly(self.module))
             stack.enter_context(standing_in([s.attention for s in self.sites if s.parts.stand_in]))
@@ -179,6 +182,11 @@ class HookManager:
                 self._running.pop()
             if result is None:
                 return
+            if not self._calls.get(site.name) and get_ident() != self._thread:
+                raise InputError(
+                    f"Site {site.name!r} ran in another thread than the one that attached to it, where its attention "
+                    "cannot be seen: run the model in that thread, or give each thread a model of its own."
+                )
             if self._calls.get(site.name, 0) != 1:
                 raise NotFoundError(no_call(site) if not self._calls.get(site.name) else many_calls(site, self._calls))
             self.fired[site.name] += 1

@@ -71,6 +71,8 @@ class PatchOptions:
             if edit.kind not in ANYWHERE:
                 raise InputError(f"A plan is made of {', '.join(ANYWHERE)}; {edit.kind} is one of --edits.")
             edit.as_dict()  # raises for a place that is a function
+        if self.plan is not None and (self.heads is not None or self.joint or self.edits != EDITS):
+            raise InputError("A plan takes the place of the battery: give it without --heads, --edits and --joint.")
         if self.plan == ():
             raise InputError("The plan has no edit.")
         if not 0 < self.held_out < 1:

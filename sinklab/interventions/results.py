@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinklab.device import device_name
@@ -13,6 +13,8 @@ from sinklab.interventions.verdict import FEW
 from sinklab.settings import utc_now
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from sinklab.interventions.choose import Choice
     from sinklab.interventions.design import Design
     from sinklab.interventions.experiment import Experiment
@@ -28,28 +30,14 @@ def write_results(
     kept = (run.config["patch"].get("checks") or {}) if not null_edits else {}  # nothing was left to be measured
     effects, away = experiment.effects(), experiment.held_out()
     images = int(run.heads["image"].nunique())
-    least, notes = o.min_events_analysis, [*choice.notes, *design.notes]
-    if images < least:
-        least = FEW
-        notes.append(
-            f"With {images} images a head is judged from {least} edited images on, not from {o.min_events_analysis}."
-        )
-    notes += _same_everywhere(effects)
-    if o.labels:
-        known = len(set(o.labels) & set(effects["image"]))
-        notes.append(f"{known} of {effects['image'].nunique()} edited images have a label.")
+    least = FEW if images < o.min_events_analysis else o.min_events_analysis
+    notes = _notes(experiment, choice, design, effects, images)
     table, verdicts = summarise_effects(effects, min_images=least, draws=o.bootstrap, seed=o.seed)
     run.write_table("tables/effects.csv", table)
     run.write_table("tables/causal_verdicts.csv", verdicts)
     values = experiment.values()
     per_head = effects[effects["joint"] == 0].groupby(["class", "layer", "head"])["image"].nunique()
     kind = torch.bfloat16 if run.config["dtype"] == "bfloat16" else experiment.model.dtype
-    if experiment.folder is not None:
-        sentence = f"Mean values come from {len(experiment.folder)} images of a folder of their own."
-    elif away:
-        sentence = f"Mean values come from {len(away)} of {images} images, drawn by the seed and not edited."
-    else:
-        sentence = "No images were held out, as no mean was asked for."
     counts = cost(design, len(experiment.model.sites), o.rows)
     about = {
         "status": "complete",
@@ -78,7 +66,7 @@ def write_results(
             "donors": int(effects["donor"].nunique()),
             "rows": len(effects),
         },
-        "heldout": {"sentence": sentence, "images": away},
+        "heldout": {"sentence": _held_out(experiment, away, images), "images": away},
         "checks": {
             "null_edits": len(null_edits) or kept.get("null_edits", 0),  # one batch a layer, on every rank
             "null_layers": sorted(null_edits) or kept.get("null_layers", []),
@@ -109,3 +97,26 @@ def _same_everywhere(effects: Any) -> list[str]:
         f"{verb} {', '.join(heads)}: the sink's value is the same in every image, so a donor's and the mean change "
         "nothing there, whatever the sink does."
     ]
+
+
+def _notes(experiment: Experiment, choice: Choice, design: Design, effects: pd.DataFrame, images: int) -> list[str]:
+    """What is worth knowing beside the numbers; a plan is given no verdict, so nothing is said about one."""
+    o, notes = experiment.options, [*choice.notes, *design.notes]
+    if o.plan is None and images < o.min_events_analysis:
+        notes.append(
+            f"With {images} images a head is judged from {FEW} edited images on, not from {o.min_events_analysis}."
+        )
+    notes += _same_everywhere(effects)
+    if o.labels:
+        known = len(set(o.labels) & set(effects["image"]))
+        notes.append(f"{known} of {effects['image'].nunique()} edited images have a label.")
+    return notes
+
+
+def _held_out(experiment: Experiment, away: Sequence[str], images: int) -> str:
+    """Where the mean values come from."""
+    if experiment.folder is not None:
+        return f"Mean values come from {len(experiment.folder)} images of a folder of their own."
+    if away:
+        return f"Mean values come from {len(away)} of {images} images, drawn by the seed and not edited."
+    return "No images were held out, as no mean was asked for."

@@ -113,7 +113,7 @@ def _check_words(checks: dict[str, Any]) -> Markup:
     if _is_number(checks.get("null_edits")):
         held: dict[bool | None, str] = {True: "all left the output bit-identical", False: "not all bit-identical"}
         words.append(
-            f"{plural(checks['null_edits'], 'null edit')} (the sink’s own value put back): "
+            f"Null edits (the sink’s own value put back) in {plural(checks['null_edits'], 'layer')}: "
             f"{held.get(_all_null_held(checks), 'result not recorded')}."
         )
     if _is_number(checks.get("identity_error_max")):

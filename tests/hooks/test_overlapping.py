@@ -12,6 +12,7 @@ from families import HEADS, LAYERS, fresh, pixels
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
+from sinklab.errors import InputError
 from sinklab.hooks.manager import HookManager, Reader
 from sinklab.interventions.edit import Edit
 
@@ -155,3 +156,21 @@ def test_a_reader_may_read_another_model_on_the_way() -> None:
     with torch.inference_mode(), HookManager(fresh("timm dinov2"), outer) as hooks:
         hooks.run(x)
     assert (len(outer.z), len(inner.z)) == (LAYERS, LAYERS * LAYERS)
+
+
+def test_a_model_run_in_another_thread_is_refused_and_told_so() -> None:
+    """Hooks are of the module, and so of all threads; what torch calls is seen in the attaching thread alone."""
+    model, said = fresh("timm dinov2"), []
+
+    def work() -> None:
+        try:
+            model(pixels("timm dinov2"))
+        except InputError as error:
+            said.append(str(error))
+
+    with HookManager(model, attend=lambda site, call: call.run()) as hooks:
+        other = threading.Thread(target=work)
+        other.start()
+        other.join()
+        hooks.run(pixels("timm dinov2"))
+    assert len(said) == 1 and "another thread" in said[0]
