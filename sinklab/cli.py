@@ -87,7 +87,7 @@ def diagnose(
         Path | None, typer.Option("-o", "--output", metavar="RUN", help="The run folder; default runs/MODEL.")
     ] = None,
     size: Size = "224",
-    batch_size: Annotated[int, typer.Option(help="Images at once.")] = 16,
+    batch_size: Annotated[int | None, typer.Option(help="Inputs at once [default: 16; controlled tasks: 256].")] = None,
     device: Device = "auto",
     dtype: Annotated[
         Dtype, typer.Option(help="Precision of the model; statistics are fp32 or better.")
@@ -95,7 +95,9 @@ def diagnose(
     workers: Annotated[int, typer.Option(help="Processes that decode images; 0 decodes in a thread.")] = 0,
     limit: Annotated[int | None, typer.Option(help="Use this many images, drawn by --seed.")] = None,
     seed: Seed = 0,
-    rule: Annotated[RuleName, typer.Option(help="When a head counts as sunk.")] = RuleName.relaxed,
+    rule: Annotated[
+        RuleName | None, typer.Option(help="When a head counts as sunk [default: relaxed; some tasks: mass].")
+    ] = None,
     attention: Annotated[
         float | None, typer.Option(help="relaxed: attention that makes a query routed [default: 0.5].")
     ] = None,
@@ -153,7 +155,7 @@ def diagnose(
             raise InputError("--resume goes on with a run and --overwrite replaces it: give one of them.")
         from sinklab.data.images import find_images
 
-        found = find_images(images or ["demo"], limit=limit, seed=seed)  # before the model: it is the quicker error
+        found = find_images(images, limit=limit, seed=seed) if images else None  # before the model: the quicker error
         handle = _load(model, weights, random_weights, seed, offline, allow_pickle, dtype.value, _size(size))
         from sinklab.diagnosis import diagnose as run_diagnosis
 
@@ -202,9 +204,10 @@ def doctor(
     with terminal.errors_as_sentences():
         from sinklab.data.images import find_images
 
-        found = find_images(images or ["demo"])
+        found = find_images(images) if images else None
         handle = _load(model, weights, random_weights, seed, offline, allow_pickle, dtype.value, _size(size))
         from sinklab.device import pick_device
+        from sinklab.inputs import find_inputs
         from sinklab.sinks.doctor import examine
         from sinklab.sinks.options import ScanOptions
         from sinklab.sinks.scan import check_input, first_readable, unchecked
@@ -212,8 +215,9 @@ def doctor(
         handle.module.to(pick_device(device))
         options = ScanOptions(size=_size(size), dtype=dtype.value)
         transform = options.transform(handle)
-        notes = [*found.notes, *check_input(handle, transform)]
-        pixels = first_readable(found, transform, strict=False)
+        shown = find_inputs(handle, found)
+        notes = [*shown.notes, *check_input(handle, transform)]
+        pixels = first_readable(shown, transform, strict=False)
         examined = examine(handle, pixels, dtype=dtype.value)
         for note in (*handle.provenance.notes, *notes, *unchecked(examined.proofs)):
             terminal.note(note)
@@ -245,11 +249,15 @@ def _size(text: str) -> int | str:
 
 
 def _rule(
-    name: RuleName, attention: float | None, fraction: float | None, epsilon: float | None, mass: float | None
+    name: RuleName | None, attention: float | None, fraction: float | None, epsilon: float | None, mass: float | None
 ) -> Any:
-    """The rule with its own thresholds; one that belongs to another rule is refused, not ignored."""
+    """The rule with its own thresholds; one that belongs to another rule is refused, not ignored. None if left open."""
     from sinklab.sinks.rule import SinkRule
 
+    if name is None:
+        if all(value is None for value in (attention, fraction, epsilon, mass)):
+            return None
+        name = RuleName.relaxed
     given = {"attention": attention, "fraction": fraction, "epsilon": epsilon, "mass": mass}
     own = {"relaxed": ("attention", "fraction"), "strict": ("epsilon",), "mass": ("mass",)}
     for option, value in given.items():

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from sinklab.data.images import ImageList
+    from sinklab.data.images import find_images
+    from sinklab.data.input_list import InputList
     from sinklab.handle import Model
     from sinklab.sinks.classify import SinkDefinition
     from sinklab.sinks.options import ScanOptions
@@ -69,14 +70,14 @@ def open_run(path: str | Path) -> Diagnosis:
 
 def diagnose(
     model: Model | nn.Module | str,
-    images: str | Path | Sequence[str | Path] | ImageList = "demo",
+    images: str | Path | Sequence[str | Path] | InputList | None = None,
     output: str | Path | None = None,
     *,
     rule: SinkRule | str | None = None,
     definition: SinkDefinition | str = "causal",
     layers: str | Sequence[int] | None = None,
     size: int | str = 224,
-    batch_size: int = 16,
+    batch_size: int | None = None,
     dtype: str = "float32",
     device: str | torch.device | None = None,
     workers: int = 0,
@@ -94,10 +95,12 @@ def diagnose(
 
     Args:
         model: a handle from `load` or `attach`, a name for `load`, or an nn.Module for `attach`.
-        images: files, folders, `@list.txt`, tar shards, "demo"; one or several; or an ImageList.
+        images: files, folders, `@list.txt`, tar shards, "demo"; one or several; or an ImageList. None is the demo
+            photographs or, for a model of sequences, its own.
         output: the run folder, `runs/` and the model's name if not given; it must be new, unless `resume` or
             `overwrite`.
-        rule: when a head counts as sunk, or its name (default `SinkRule.relaxed()`). definition: "causal", "counts" or
+        rule: when a head counts as sunk, or its name (default `SinkRule.relaxed()`; a controlled model may have another
+            that fits its task). batch_size: inputs at once (16; 256 of a controlled task). definition: "causal", "counts" or
             one of your own, which the report leads with; the two are always computed.
         layers: only these layers, as numbers or as "0,5,7-9". The options up to `strict_images`: see `ScanOptions`.
         device: "cpu", "cuda", "cuda:1", "mps", "auto"; None leaves the model where it is.
@@ -106,8 +109,10 @@ def diagnose(
     Under torchrun every rank calls this; rank 0 creates and finishes the run.
     Raises InputError and NotFoundError with a sentence before anything is written wherever that is possible.
     """
-    from sinklab.data.images import ImageList, find_images
+    from sinklab.data.images import find_images
+    from sinklab.data.input_list import InputList
     from sinklab.handle import as_model
+    from sinklab.inputs import find_inputs
     from sinklab.sinks.arguments import require_arguments, require_precision
     from sinklab.sinks.classify import SinkDefinition
     from sinklab.sinks.options import ScanOptions
@@ -116,9 +121,10 @@ def diagnose(
 
     numbers = {"batch_size": batch_size, "workers": workers, "limit": limit, "seed": seed}
     require_arguments(images=images, layers=layers, size=size, **numbers)
+    wanted: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
     options = ScanOptions(
         size=size,
-        batch_size=batch_size,
+        **wanted,
         dtype=dtype,
         workers=workers,
         limit=limit,
@@ -129,12 +135,13 @@ def diagnose(
         fast=fast,
         strict_images=strict_images,
     )
-    if isinstance(images, ImageList):
-        found = images if limit is None else images.sample(limit, seed=seed)
-    else:
-        found = find_images(images, limit=limit, seed=seed)
+    found: InputList | None = images.sample(limit, seed=seed) if isinstance(images, InputList) else None
+    if found is None and images is not None:
+        found = find_images(images, limit=limit, seed=seed)  # before the model: it is the quicker error
     model = as_model(model)
     require_precision(model, dtype)
+    found = find_inputs(model, found, limit=limit, seed=seed)
+    options = options.fitting(model, rule=rule is None, batch_size=batch_size is None)
     with ranks() as own:
         if device is not None:
             model.module.to(pick_device(str(device), own.local))
@@ -144,7 +151,7 @@ def diagnose(
 
 def _diagnose(
     model: Model,
-    images: ImageList,
+    images: InputList,
     output: Path,
     options: ScanOptions,
     own: Ranks,

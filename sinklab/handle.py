@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from sinklab.hooks.site import Site
-    from sinklab.models.loaded import Loaded, Preprocessing, Provenance
+    from sinklab.models.loaded import Loaded, Preprocessing, Provenance, SequenceInput
     from sinklab.models.tokens import TokenMap
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Model:
-    """A model under study. Call it with pixels [B 3 H W] for its final tokens [B N C].
+    """A model under study. Call it with pixels [B 3 H W], or sequences, for its final tokens [B N C].
 
     The module is the library's own, untouched: nothing is rewritten, folded or centred.
     """
@@ -34,11 +34,13 @@ class Model:
         """In one line; the network itself is `module`."""
         heads = sorted({site.heads for site in self.sites})
         prefix = " + ".join(f"{self.tokens.prefix.count(kind)} {kind}" for kind in dict.fromkeys(self.tokens.prefix))
-        patch = "x".join(map(str, self.tokens.patch_size))
+        rest = "patches of " + "x".join(map(str, self.tokens.patch_size))
+        if self.loaded.sequences is not None:
+            rest = f"sequences of up to {self.loaded.sequences.tokens}"
         kind = str(self.dtype).removeprefix("torch.")
         return (
             f"Model({self.name!r}: {self.provenance.architecture}, {len(self.sites)} layers of "
-            f"{' or '.join(map(str, heads))} heads, tokens {prefix + ' + ' if prefix else ''}patches of {patch}, "
+            f"{' or '.join(map(str, heads))} heads, tokens {prefix + ' + ' if prefix else ''}{rest}, "
             f"{kind} on {self.device})"
         )
 
@@ -58,8 +60,8 @@ class Model:
         return self.loaded.tokens
 
     @property
-    def preprocessing(self) -> Preprocessing:
-        """Mean, std, interpolation and evaluation size, from the model's own configuration."""
+    def preprocessing(self) -> Preprocessing | None:
+        """Mean, std, interpolation and evaluation size, from the model's own configuration; None for sequences."""
         return self.loaded.preprocessing
 
     @property
@@ -80,9 +82,13 @@ class Model:
     def __call__(self, pixels: Tensor) -> Tensor:
         """pixels [B 3 H W] → final tokens [B N C], after the final norm where the model has one.
 
-        Raises InputError for what is no batch of pictures, or of a size that the model cannot take.
+        A model of sequences takes [B N C] or token ids [B N]. Raises InputError for what is no such batch, or of a
+        size that the model cannot take.
         """
         shape = getattr(pixels, "shape", None)
+        if self.loaded.sequences is not None:
+            require_sequences(self.name, self.loaded.sequences, shape)
+            return self.loaded.forward(self.module, pixels)
         if shape is None or len(shape) != 4:
             given = type(pixels).__name__ if shape is None else f"shape {list(shape)}"
             raise InputError(f"{self.name} takes pixels [batch 3 height width], not {given}.")
@@ -100,6 +106,10 @@ class Model:
 
         Returns a sentence about pixels at the edge that no whole patch covers, or None.
         """
+        if self.loaded.sequences is not None:
+            if self.tokens.tokens(height, width) < 2:
+                raise InputError("A sequence of one token has nothing else to attend to: give longer ones.")
+            return None
         if self.tokens.tokens(height, width) < 2:
             raise InputError(
                 f"An image of {height}x{width} pixels is one token to {self.name}: it has nothing else to attend to, "
@@ -129,7 +139,8 @@ class Model:
             "heads": max(site.heads for site in self.sites),
             "prefix": list(self.tokens.prefix),
             "patch_size": list(self.tokens.patch_size),
-            "preprocessing": asdict(self.preprocessing),
+            "ordinary": self.tokens.ordinary,
+            "preprocessing": None if self.preprocessing is None else asdict(self.preprocessing),
             "update": f"measured before the {' and '.join(sorted(after))}"
             if after
             else "as added, LayerScale included",
@@ -138,6 +149,15 @@ class Model:
                 for s in self.sites
             ],
         }
+
+
+def require_sequences(name: str, wanted: SequenceInput, shape: Any) -> None:
+    """Raise InputError unless a shape is that of a batch of the model's sequences."""
+    channels = () if wanted.channels is None else (wanted.channels,)
+    if shape is None or len(shape) != 2 + len(channels) or tuple(shape[2:]) != channels or shape[1] > wanted.tokens:
+        kinds = "token ids [batch tokens]" if wanted.channels is None else f"[batch tokens {wanted.channels}]"
+        given = "no tensor" if shape is None else f"shape {list(shape)}"
+        raise InputError(f"{name} takes {kinds} of up to {wanted.tokens} tokens, not {given}.")
 
 
 def load(
@@ -152,9 +172,9 @@ def load(
 ) -> Model:
     """A model by name, ready to be diagnosed.
 
-    Names: `demo`, `timm:NAME`, `openclip:ARCH[/TAG or FILE]`, `hf:REPO_OR_DIR`, `dinov2:NAME`, or the path of a
-    checkpoint with a sidecar config or of a run folder (`sinklab models` prints the table). With a local file nothing
-    touches the network.
+    Names: `demo`, `timm:NAME`, `openclip:ARCH[/TAG or FILE]`, `hf:REPO_OR_DIR`, `dinov2:NAME`, `toy:NAME`, or the path
+    of a checkpoint with a sidecar config or of a run folder, one that trained a model included (`sinklab models` prints
+    the table). With a local file nothing touches the network.
 
     Args:
         weights: a local file for the architecture named.

@@ -20,7 +20,7 @@ from sinklab.errors import InputError, NotFoundError
 from sinklab.settings import differences, fingerprint, utc_now
 
 if TYPE_CHECKING:
-    from sinklab.data.images import ImageList
+    from sinklab.data.input_list import InputList
     from sinklab.handle import Model
     from sinklab.interventions.choose import Choice
     from sinklab.interventions.design import Design
@@ -116,19 +116,19 @@ def _experiment(
     from sinklab.sinks.options import ScanOptions
 
     config = run.config
-    found = _images(run, images)
-    folder = None if held_out is None else find_images([str(held_out)])
-    if folder is not None and set(_pictures(folder)) & set(_pictures(found)):
-        raise InputError("Held-out images are images that are not edited, but some of them are the run's own.")
     if model is None:
         if not config["model"].get("request"):
             raise InputError("This run's model was attached from memory: give it to patch as model=.")
         model = load(str(run.path.resolve()))  # whole, or a folder called demo would be the demo model
         if config["settings"]["model"].get("parameters_dtype") == "float32":  # as the command widened it
             model.module.float()
+    found = _images(run, model, images)
+    folder = None if held_out is None else find_images([str(held_out)])
+    if folder is not None and set(_pictures(folder)) & set(_pictures(found)):
+        raise InputError("Held-out images are images that are not edited, but some of them are the run's own.")
     if device is not None:
         model.module.to(pick_device(device, own.local))
-    scan = ScanOptions(size=config["options"]["size"], dtype=config["dtype"])
+    scan = ScanOptions(size=config["options"]["size"] or 224, dtype=config["dtype"])
     said = scan.settings(model, found, model.device.type)["model"]
     changed = differences(config["settings"]["model"], said)
     if changed:
@@ -155,17 +155,21 @@ def _experiment(
     )
 
 
-def _pictures(images: ImageList) -> list[tuple[str, int | None]]:
+def _pictures(images: InputList) -> list[tuple[str, int | None]]:
     return [(ref.path, ref.offset) for ref in images]
 
 
-def _images(run: Diagnosis, images: Any) -> ImageList:
-    """The run's own list of images, found again. InputError if it is another list now."""
+def _images(run: Diagnosis, model: Model, images: Any) -> InputList:
+    """The run's own list of inputs, found again. InputError if it is another list now."""
     from sinklab.data.images import find_images
+    from sinklab.inputs import find_inputs
     from sinklab.sinks.resume import check_unchanged
 
     about, limit = run.config["images"], run.config["options"].get("limit")
-    found = find_images(images or about["sources"], limit=limit, seed=run.config["seeds"]["images"])
+    seed = run.config["seeds"]["images"]
+    pictures = images or (about["sources"] if model.loaded.sequences is None else None)
+    given = None if pictures is None else find_images(pictures, limit=limit, seed=seed)
+    found = find_inputs(model, given, limit=limit, seed=seed)
     if found.sha256 == about["list_sha256"]:
         check_unchanged(run, found)
     else:

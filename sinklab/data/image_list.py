@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
-from sinklab.errors import InputError
+from sinklab.data.input_list import InputList
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,48 +20,22 @@ class ImageRef:
     offset: int | None = None
     """Where a shard's member starts, in bytes; None for a file of its own."""
 
+    def content(self) -> bytes:
+        """The bytes. Raises UnreadableImage."""
+        from sinklab.data.decode import content_of
+
+        return content_of(self)
+
 
 @dataclass(frozen=True, kw_only=True)
-class ImageList:
+class ImageList(InputList):
     """A frozen, ordered list of pictures; `image_index` in every table is a position in it."""
 
     refs: tuple[ImageRef, ...]
-    sources: tuple[str, ...]
-    """What was asked for, as it was written."""
-    notes: tuple[str, ...] = ()
-    """What the user should know about how the list came to be (files given twice, members left out)."""
 
-    def __len__(self) -> int:
-        return len(self.refs)
-
-    def __iter__(self) -> Iterator[ImageRef]:
-        return iter(self.refs)
-
-    def __getitem__(self, index: int) -> ImageRef:
-        return self.refs[index]
-
-    @cached_property
-    def sha256(self) -> str:
-        """Hash of ids and sizes in order: cheap, and it differs when a picture is added, renamed, moved or resaved."""
-        digest = hashlib.sha256()
-        for ref in self.refs:
-            digest.update(f"{ref.id}\0{ref.size}\n".encode())
-        return digest.hexdigest()
-
-    def sample(self, limit: int | None, *, seed: int = 0) -> ImageList:
-        """At most `limit` pictures, drawn uniformly without replacement, in list order; all of them for None.
-
-        Pictures are ranked by a hash of seed and id, and the first `limit` are kept. So the draw is the same on every
-        machine and Python, does not depend on the order of the sources, and a larger limit keeps a smaller one's picks.
-        Raises InputError if `limit` is below 1.
-        """
-        if limit is not None and limit < 1:
-            raise InputError(f"A limit is a number of images from 1 on, not {limit}.")
-        if limit is None or limit >= len(self):
-            return self
-        ranks = [hashlib.sha256(f"{seed}\0{ref.id}".encode()).digest() for ref in self.refs]
-        kept = sorted(sorted(range(len(self)), key=ranks.__getitem__)[:limit])
-        return ImageList(refs=tuple(self.refs[i] for i in kept), sources=self.sources, notes=self.notes)
+    @property
+    def noun(self) -> str:
+        return "image"
 
 
 def as_text(name: str) -> str:

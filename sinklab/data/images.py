@@ -1,4 +1,4 @@
-"""What vision models see: named pictures in, batches of normalised pixels out.
+"""What models see: named pictures in, batches of normalised pixels out; or any other list of inputs with a view.
 
     images = find_images(["photos/", "shards/{000..009}.tar"])
     transform = ImageTransform.paper(224, interpolation="bicubic", mean=(.5, .5, .5), std=(.5, .5, .5))
@@ -18,8 +18,9 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from sinklab.data.decode import UnreadableImage, content_digest, content_of, decoded, open_image
+from sinklab.data.decode import UnreadableImage, content_digest, content_of, open_image
 from sinklab.data.image_list import ImageList, ImageRef
+from sinklab.data.input_list import InputList, InputRef, View
 from sinklab.data.sources import DEMO_PHOTOGRAPHS, demo_photographs, find_images
 from sinklab.data.transform import ImageTransform
 from sinklab.errors import InputError
@@ -51,7 +52,7 @@ AHEAD = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The readable pictures of one stretch of the list; there may be none."""
+    """The readable inputs of one stretch of the list; there may be none."""
 
     number: int
     """b; the batch covers positions b·B to (b+1)·B − 1 of the list."""
@@ -59,7 +60,7 @@ class Batch:
     """Positions in the whole list, n of them."""
     ids: list[str]
     pixels: Tensor
-    """float32 [n 3 H W]."""
+    """float32 [n 3 H W] of pictures; [n N C], or int64 [n N], of sequences."""
     skipped: list[tuple[str, str]]
     """(id, reason) of the pictures that could not be used."""
     digests: list[str] = field(default_factory=list)
@@ -74,8 +75,8 @@ class Batch:
 class _Loader:
     """Reads one batch by its number; picklable, so that it can travel to a worker."""
 
-    refs: Sequence[ImageRef]
-    transform: ImageTransform
+    refs: Sequence[InputRef]
+    transform: View
     batch_size: int
     strict: bool
 
@@ -90,8 +91,8 @@ class _Loader:
         digests: list[str] = []
         for index, ref in enumerate(self.refs[first : first + self.batch_size], first):
             try:
-                content = content_of(ref)
-                pixels.append(self.transform(decoded(content, ref.id), ref.id))
+                content = ref.content()
+                pixels.append(self.transform.of(content, ref.id))
                 indices.append(index)
                 digests.append(content_digest(content))
             except UnreadableImage as error:
@@ -102,7 +103,7 @@ class _Loader:
             number=number,
             indices=indices,
             ids=[self.refs[index].id for index in indices],
-            pixels=torch.stack(pixels) if pixels else torch.empty(0, 3, self.transform.height, self.transform.width),
+            pixels=torch.stack(pixels) if pixels else torch.empty(0, *self.transform.shape),
             skipped=skipped,
             digests=digests,
         )
@@ -120,8 +121,8 @@ def batch_numbers(
 
 
 def batches(
-    images: ImageList,
-    transform: ImageTransform,
+    images: InputList,
+    transform: View,
     *,
     batch_size: int,
     workers: int = 0,

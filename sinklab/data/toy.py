@@ -10,6 +10,7 @@ Letters: B batch, N tokens, C model dim.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -190,6 +191,14 @@ class BroadcastTask(ToyTask):
         flags = torch.nn.functional.one_hot(self.sources(x), self.tokens).bool()
         weight = torch.ones(self.tokens, device=x.device)
         return Batch(x=x, target=x + self.payload(x)[:, None], flags=flags, weight=weight)
+
+
+def task_from(kind: str, seed: int, config: Mapping[str, Any]) -> ToyTask:
+    """The task of a seed and a training's config (nop, nop-branch; broadcast, which pathway shares)."""
+    shape: dict[str, Any] = {"seed": seed} | {name: config[name] for name in ("tokens", "dim", "centred")}
+    if kind == "nop-branch":
+        return NopBranchTask(**shape, **{name: config[name] for name in ("damping", "threshold", "dedicated")})
+    return NopTask(**shape) if kind == "nop" else BroadcastTask(**shape)
 
 
 def task_loss(produced: Tensor, target: Tensor, weight: Tensor) -> Tensor:

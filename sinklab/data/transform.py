@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sinklab.data.decode import UnreadableImage
+from sinklab.data.decode import UnreadableImage, decoded
 from sinklab.errors import InputError
 
 if TYPE_CHECKING:
@@ -101,6 +101,15 @@ class ImageTransform:
             std=std,
             patch_size=patch_size,
         )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor."""
+        return (3, self.height, self.width)
+
+    def of(self, content: bytes, name: str) -> Tensor:
+        """The tensor of a picture file's bytes. Raises UnreadableImage."""
+        return self(decoded(content, name), name)
 
     def sentence(self) -> str:
         """What happens to a picture, in words."""

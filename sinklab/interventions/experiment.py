@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinklab.data.images import batches, open_image
+from sinklab.data.images import batches
 from sinklab.errors import InputError, printable
 from sinklab.hooks.manager import HookManager
 from sinklab.interventions.choose import Choice, choose_heads
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
-    from sinklab.data.images import Batch, ImageList, ImageTransform
+    from sinklab.data.images import Batch
+    from sinklab.data.input_list import InputList, View
     from sinklab.handle import Model
     from sinklab.interventions.options import PatchOptions
     from sinklab.run import Run
@@ -46,15 +47,15 @@ class Experiment:
 
     model: Model
     run: Run
-    images: ImageList
-    transform: ImageTransform
+    images: InputList
+    transform: View
     options: PatchOptions
     settings: Mapping[str, Any]
     """Everything that the effects depend on."""
     fingerprint: str
     """Of the settings; parts of other settings are refused."""
     ranks: Ranks
-    folder: ImageList | None = None
+    folder: InputList | None = None
     """Held-out images of their own, in place of a share of the run's."""
     workers: int = 0
 
@@ -136,7 +137,7 @@ class Experiment:
         """
         index = int(design.rows["image_index"].iloc[0]) if design is not None else self._ids()[1][self._ids()[0][0]]
         ref = self.images[index]
-        pixels = self.transform(open_image(ref), ref.id)[None]
+        pixels = self.transform.of(ref.content(), ref.id)[None]
         with precision(self.run.config["dtype"], self.model.device):
             pixels = as_input(self.model, pixels)
             start = unedited(self.model, pixels, [])
@@ -261,7 +262,7 @@ class Experiment:
     def _pass(
         self,
         name: str,
-        images: ImageList,
+        images: InputList,
         wanted: Collection[int],
         one: Callable[[Batch], pd.DataFrame],
         progress: Progress | None,

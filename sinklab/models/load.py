@@ -7,7 +7,8 @@
 | `openclip:ARCH[/TAG or FILE]` | an open_clip vision tower |
 | `hf:REPO_OR_DIR` | a Hugging Face vision model |
 | `dinov2:NAME` | one of Meta's DINOv2 files |
-| `PATH` | a checkpoint file with a sidecar config, or a run folder |
+| `toy:NAME` | a controlled model that comes with sinklab: nop, broadcast, pathway-penalty |
+| `PATH` | a checkpoint file with a sidecar config, or a run folder, also one that trained a model |
 
 With a local file nothing touches the network. Weights are loaded whole or not at all, and never rewritten.
 """
@@ -40,9 +41,14 @@ _NAMES = (
         "hf:facebook/dinov2-with-registers-base",
     ),
     ("dinov2:NAME", "one of Meta's DINOv2 files, with --weights FILE", "dinov2:vitb14_reg"),
-    ("PATH", "a checkpoint file with a sidecar config beside it, or a run folder", "runs/demo"),
+    ("toy:NAME", "a controlled model that comes with sinklab: nop, broadcast, pathway-penalty", "toy:broadcast"),
+    (
+        "PATH",
+        "a checkpoint file with a sidecar config beside it, or a run folder, also one that trained a model",
+        "runs/demo",
+    ),
 )
-_PREFIXES = ("timm", "openclip", "hf", "dinov2")
+_PREFIXES = ("timm", "openclip", "hf", "dinov2", "toy")
 
 
 def describe_names() -> list[dict[str, str]]:
@@ -123,6 +129,10 @@ def _by_prefix(prefix: str, rest: str, request: Request) -> Loaded:
         from sinklab.models.from_openclip import load_openclip
 
         return load_openclip(rest, request)
+    if prefix == "toy":
+        from sinklab.models.from_training import load_shipped
+
+        return load_shipped(rest, request)
     if prefix == "dinov2":
         from sinklab.models.from_dinov2 import load_dinov2
 
@@ -137,8 +147,12 @@ def _example(prefix: str) -> str:
 
 
 def _from_run(folder: Path, request: Request) -> Loaded:
+    from sinklab.models.from_training import load_trained, only_member
     from sinklab.models.saved import request_from_run, require_same_weights
 
+    trained = only_member(folder)
+    if trained is not None:
+        return load_trained(trained, request)
     again, digest = request_from_run(folder, request)
     named = Path(again.name).expanduser()
     by_library = again.name == "demo" or again.name.partition(":")[0] in _PREFIXES
@@ -150,8 +164,11 @@ def _from_run(folder: Path, request: Request) -> Loaded:
 
 
 def _from_sidecar(path: Path, request: Request) -> Loaded:
+    from sinklab.models.from_training import is_trained_model, load_trained
     from sinklab.models.saved import images_come_second, read_sidecar, with_preprocessing
 
+    if is_trained_model(path):
+        return load_trained(path, request)
     if _is_picture(path):
         raise InputError(f"{path} is a picture, not a model. {images_come_second(path, request)}")
     if request.weights is not None or request.random_weights:

@@ -84,15 +84,37 @@ class Provenance:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SequenceInput:
+    """What a model of sequences takes, where a vision model has its `Preprocessing`."""
+
+    tokens: int
+    """N; for text the longest context."""
+    channels: int | None = None
+    """C of tokens that are vectors [N C]; None for token ids [N]."""
+    vocabulary: tuple[int, ...] | None = None
+    """The bytes that have an id, in their order; None where ids come from a tokenizer, or for vectors."""
+    task: dict[str, Any] | None = None
+    """Of a controlled model: the kind, seed and config of its task, from which its sequences are drawn."""
+    rule: str = "relaxed"
+    """The sink rule that fits unless another is asked for."""
+    batch_size: int = 16
+    """Sequences at once, unless another number is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Loaded:
     """A plain module in eval mode with its token map, preprocessing, provenance and way of calling it."""
 
     module: nn.Module
     tokens: TokenMap
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing | None
+    """None for a model of sequences."""
     provenance: Provenance
     forward: Callable[[nn.Module, Tensor], Tensor]
-    """(module, pixels [B 3 H W]) → the model's final tokens [B N C], after the final norm where the model has one."""
+    """(module, pixels [B 3 H W], or sequences) → the model's final tokens [B N C], after the final norm where the model
+    has one."""
+    sequences: SequenceInput | None = None
+    """None for a vision model."""
     fixed_size: tuple[int, int] | None = None
     """The one input size that the position table meets; None if the model takes any multiple of a patch."""
     classify: Callable[[nn.Module, Tensor], Tensor] | None = None

@@ -70,6 +70,7 @@ def with_preprocessing(loaded: Loaded, changes: dict[str, Any], sidecar: Path) -
     if isinstance(told.get("size"), int):
         told["size"] = (told["size"], told["size"])
     try:
+        assert loaded.preprocessing is not None  # a sidecar is of a vision model
         preprocessing = replace(loaded.preprocessing, **told)
     except InputError as error:
         raise InputError(f"{sidecar}: {error}") from error
@@ -104,8 +105,7 @@ def request_from_run(folder: Path, asked: Request) -> tuple[Request, str | None]
     saved = model.get("request")
     if not isinstance(saved, dict) or "name" not in saved:
         raise InputError(
-            f"The run in {folder} does not record a model that can be loaded again; a run that trained a model of "
-            "its own is not read yet by this version."
+            f"The run in {folder} does not record a model that can be loaded again."
         )
     weights = Path(saved["weights"]) if saved.get("weights") else None
     if weights is not None and not weights.is_file():

@@ -1,44 +1,65 @@
-"""Which token is what: the prefix (CLS, registers) and the grid of patches, for one vision model.
+"""Which token is what: the prefix (CLS and registers, or a beginning of sequence) and the ordinary tokens after it.
 
-Letters: B batch, N tokens, P prefix tokens; grid rows × columns, so N = P + rows · columns.
+Letters: B batch, N tokens, P prefix tokens; for images grid rows × columns, so N = P + rows · columns. A sequence is a
+grid of one row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sinklab.errors import InputError
 
 KINDS = ("cls", "register", "patch")
+"""Of vision models."""
+SEQUENCE_KINDS = ("bos", "special", "text", "token")
+"""Of sequences: text, or the controlled tasks' random tokens."""
+PREFIX_KINDS = ("cls", "register", "bos", "special")
+ORDINARY_KINDS = ("patch", "text", "token")
+
+
+def kinds_among(seen: Iterable[str]) -> tuple[str, ...]:
+    """The kinds that tables of these tokens have: those of vision models, unless a kind of sequences is among them."""
+    return SEQUENCE_KINDS if set(seen) & set(SEQUENCE_KINDS) else KINDS
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenMap:
-    """The order of a vision model's tokens: prefix tokens by kind, then patches row by row.
+    """The order of a model's tokens: prefix tokens by kind, then ordinary ones (patches row by row, or a sequence).
 
     Nothing here is a constant of a family: the loader reads the prefix from the model itself, and
     `grid` is asserted against the number of tokens of every batch.
     """
 
     prefix: tuple[str, ...]
-    """Kinds of the tokens before the patches, in order: any of "cls", "register"."""
+    """Kinds of the tokens before the ordinary ones, in order: any of "cls", "register"; "bos", "special" in text."""
     patch_size: tuple[int, int]
-    """Height and width of a patch in pixels."""
+    """Height and width of a patch in pixels; (1, 1) for sequences."""
+    ordinary: str = "patch"
+    """What the other tokens are: "patch"; "text", or "token" for tokens that are neither."""
 
     def __post_init__(self) -> None:
-        unknown = [kind for kind in self.prefix if kind not in KINDS[:2]]
+        unknown = [kind for kind in self.prefix if kind not in PREFIX_KINDS]
         if unknown:
-            raise InputError(f"A prefix token is one of {KINDS[:2]}, not {unknown[0]!r}.")
+            raise InputError(f"A prefix token is one of {PREFIX_KINDS}, not {unknown[0]!r}.")
         if min(self.patch_size) < 1:
             raise InputError(f"A patch needs a positive height and width, not {self.patch_size}.")
+        if self.ordinary not in ORDINARY_KINDS:
+            raise InputError(f"Ordinary tokens are of one of the kinds {ORDINARY_KINDS}, not {self.ordinary!r}.")
+
+    @classmethod
+    def sequence(cls, prefix: tuple[str, ...] = (), *, ordinary: str = "token") -> TokenMap:
+        """The map of a model that reads sequences: so many prefix tokens, then tokens of one kind."""
+        return cls(prefix=prefix, patch_size=(1, 1), ordinary=ordinary)
 
     @property
     def prefix_tokens(self) -> int:
-        """How many tokens stand before the patches."""
+        """How many tokens stand before the ordinary ones."""
         return len(self.prefix)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of whole patches in an image of `height` × `width` pixels.
+        """Rows and columns of whole patches in an image of `height` × `width` pixels; a sequence has one row.
 
         Raises InputError if the image is smaller than one patch. Pixels beyond the last whole patch are
         not seen by the model (`edge_lost` says how many).
@@ -61,16 +82,18 @@ class TokenMap:
         return self.prefix_tokens + rows * columns
 
     def kind(self, index: int) -> str:
-        """ "cls", "register" or "patch" for one token index."""
-        return self.prefix[index] if index < self.prefix_tokens else "patch"
+        """The kind of the token at one index."""
+        return self.prefix[index] if index < self.prefix_tokens else self.ordinary
 
     def check(self, tokens: int, height: int, width: int) -> None:
         """Raise InputError unless a sequence of `tokens` is this map's for an image of that size."""
         expected = self.tokens(height, width)
-        if tokens != expected:
-            rows, columns = self.grid(height, width)
-            raise InputError(
-                f"The attention sees {tokens} tokens where the token map expects {expected} "
-                f"({self.prefix_tokens} prefix + {rows}x{columns} patches of an image of {height}x{width}): "
-                "the map does not belong to this model."
-            )
+        if tokens == expected:
+            return
+        rows, columns = self.grid(height, width)
+        of = f"{rows}x{columns} patches of an image of {height}x{width}"
+        raise InputError(
+            f"The attention sees {tokens} tokens where the token map expects {expected} ({self.prefix_tokens} prefix + "
+            f"{of if self.ordinary == 'patch' else f'{columns} of the sequence'}): the map does not belong to this "
+            "model."
+        )

@@ -10,7 +10,7 @@ from sinklab.device import device_name
 from sinklab.settings import library_versions
 
 if TYPE_CHECKING:
-    from sinklab.data.images import ImageList, ImageTransform
+    from sinklab.data.input_list import InputList, View
     from sinklab.handle import Model
     from sinklab.run import Run
     from sinklab.sinks.options import ScanOptions
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 def before_scan(
     model: Model,
-    images: ImageList,
-    transform: ImageTransform,
+    images: InputList,
+    transform: View,
     options: ScanOptions,
     own: Ranks,
     notes: list[str],
@@ -35,6 +35,7 @@ def before_scan(
         "command": list(command) if command is not None else None,
         "model": model.describe(),
         "images": {
+            "noun": images.noun,
             "count": len(images),
             "sources": list(images.sources),
             "list_sha256": images.sha256,
@@ -44,7 +45,7 @@ def before_scan(
             "notes": list(images.notes),
         },
         "options": {
-            "size": options.size,
+            "size": options.size if model.loaded.sequences is None else None,
             "batch_size": options.batch_size,
             "workers": options.workers,
             "limit": options.limit,

@@ -60,9 +60,9 @@ def _require_layers(layers: Any) -> None:
 
 
 def _require_images(images: Any) -> None:
-    from sinklab.data.images import ImageList
+    from sinklab.data.input_list import InputList
 
-    if isinstance(images, (str, Path, ImageList)):
+    if images is None or isinstance(images, (str, Path, InputList)):
         return
     wanted = "images are files, folders, @list.txt or .tar shards (a path or several), 'demo', or an ImageList"
     if hasattr(images, "shape") or not isinstance(images, Iterable):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from sinklab.models.tokens import KINDS
+from sinklab.models.tokens import kinds_among
 from sinklab.sinks.classify import CLASSES, SinkDefinition, both_definitions, grid_of
 from sinklab.sinks.rule import SinkRule, require_columns, table_rules
 
@@ -42,20 +42,21 @@ def counts_per_image(
     images = images_in(heads)
     measured = (bool((heads["layer"] == 0).any()), bool((heads["layer"] != 0).any()))
     rows: list[tuple[Any, ...]] = []
+    names = kinds_among(heads["sink_kind"].unique())
     for rule in table_rules() if rules is None else rules:
         events = heads[rule.events(heads)]
-        kinds = _codes(events["sink_kind"], KINDS)
+        kinds = _codes(events["sink_kind"], names)
         epsilon = rule.epsilon if rule.name == "strict" else float("nan")
         for definition in both_definitions() if definitions is None else definitions:
-            counts = _cube(events, definition, kinds)
+            counts = _cube(events, definition, kinds, len(names))
             for (b, blocks), (c, label), (t, kind) in product(
-                enumerate(BLOCKS), enumerate((*CLASSES, "all")), enumerate((*KINDS, "all"))
+                enumerate(BLOCKS), enumerate((*CLASSES, "all")), enumerate((*names, "all"))
             ):
                 count = int(counts[b, c, t])
                 per_image = count / images if images and measured[b] else float("nan")
                 rows.append((rule.name, epsilon, definition.name, blocks, label, kind, count, images, per_image))
-    names = ["rule", "epsilon", "definition", "blocks", "class", "kind", "events", "images", "per_image"]
-    return pd.DataFrame(rows, columns=names)
+    columns = ["rule", "epsilon", "definition", "blocks", "class", "kind", "events", "images", "per_image"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def sensitivity(
@@ -70,7 +71,7 @@ def sensitivity(
     import pandas as pd
 
     images, events = images_in(heads), heads[rule.events(heads)]
-    kinds = _codes(events["sink_kind"], KINDS)
+    kinds = _codes(events["sink_kind"], ())  # no kind is told apart
     rows: list[dict[str, Any]] = []
     for published in both_definitions() if definitions is None else definitions:
         ranks = [None] if published.stable_rank is None else grid_of(STABLE_RANK_GRID, published.stable_rank)
@@ -79,7 +80,7 @@ def sensitivity(
             if nop >= broadcast:  # the classes would overlap
                 continue
             tried = replace(published, name="tried", nop=nop, broadcast=broadcast, stable_rank=rank)
-            counts = _cube(events, tried, kinds)[:, :, -1]
+            counts = _cube(events, tried, kinds, 0)[:, :, -1]
             for b, blocks in enumerate(BLOCKS):
                 row: dict[str, Any] = {"definition": published.name, "blocks": blocks, "nop_threshold": nop}
                 row["broadcast_threshold"] = broadcast
@@ -116,17 +117,17 @@ def _codes(labels: pd.Series[str], names: Sequence[str]) -> np.ndarray:
     import numpy as np
     import pandas as pd
 
-    codes = pd.Index(names).get_indexer(pd.Index(labels))
+    codes = pd.Index(names, dtype=object).get_indexer(pd.Index(labels))
     return np.where(codes < 0, len(names), codes)
 
 
-def _cube(events: pd.DataFrame, definition: SinkDefinition, kinds: np.ndarray) -> np.ndarray:
-    """Events by blocks, class and kind (given as codes), [2 4 4]; the last class and the last kind are the totals."""
+def _cube(events: pd.DataFrame, definition: SinkDefinition, kinds: np.ndarray, known: int) -> np.ndarray:
+    """Events by blocks, class and kind (`known` of them, as codes), [2 4 K+1]; the last of each are the totals."""
     import numpy as np
 
     blocks = (events["layer"].to_numpy() != 0).astype(np.int64)
-    codes = (blocks * 4 + definition.positions(events)) * 4 + kinds
-    counts = np.bincount(codes, minlength=32).reshape(2, 4, 4)
+    codes = (blocks * 4 + definition.positions(events)) * (known + 1) + kinds
+    counts = np.bincount(codes, minlength=8 * (known + 1)).reshape(2, 4, known + 1)
     counts[:, 3] = counts[:, :3].sum(axis=1)
-    counts[:, :, 3] += counts[:, :, :3].sum(axis=2)  # what is of no known kind is in the total alone
+    counts[:, :, known] += counts[:, :, :known].sum(axis=2)  # what is of no known kind is in the total alone
     return counts

@@ -9,7 +9,7 @@ from sinklab.sinks.table import head_schema, sink_table, summarise
 if TYPE_CHECKING:
     import pandas as pd
 
-    from sinklab.data.images import ImageList, ImageTransform
+    from sinklab.data.input_list import InputList, View
     from sinklab.handle import Model
     from sinklab.run import Run
     from sinklab.sinks.options import ScanOptions
@@ -43,7 +43,7 @@ def theta_table(model: Model, layers: tuple[int, ...] | None) -> pd.DataFrame:
 
 
 def write_findings(
-    model: Model, images: ImageList, transform: ImageTransform, run: Run, options: ScanOptions
+    model: Model, images: InputList, transform: View, run: Run, options: ScanOptions
 ) -> list[str]:
     """`sinks.parquet`, `summary.json`, `tables/spectrum.csv` and `overlays/`; returns sentences worth keeping."""
     from sinklab.sinks.classify import with_own

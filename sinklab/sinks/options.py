@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from sinklab.data.images import ImageTransform
 from sinklab.errors import InputError
+from sinklab.inputs import view_for
 from sinklab.sinks.classify import RATIOS, SinkDefinition
 from sinklab.sinks.rule import SinkRule
 
 if TYPE_CHECKING:
-    from sinklab.data.images import ImageList
+    from sinklab.data.input_list import InputList, View
     from sinklab.handle import Model
 
 DTYPES = ("float32", "bfloat16")
@@ -91,25 +91,17 @@ class ScanOptions:
             if not isinstance(layer, int) or isinstance(layer, bool):
                 raise InputError(f"A layer is a whole number, not {layer!r}.")
 
-    def transform(self, model: Model) -> ImageTransform:
-        """The pixels that this model will see. Raises InputError for a size that the model cannot take."""
-        p = model.preprocessing
-        patch = model.tokens.patch_size
-        if isinstance(self.size, str):
-            transform = ImageTransform.native(
-                p.size,
-                crop_fraction=p.crop_fraction,
-                crop_mode=p.crop_mode,
-                interpolation=p.interpolation,
-                mean=p.mean,
-                std=p.std,
-                patch_size=patch,
-            )
-        else:
-            transform = ImageTransform.paper(
-                self.size, interpolation=p.interpolation, mean=p.mean, std=p.std, patch_size=patch
-            )
-        return transform
+    def transform(self, model: Model) -> View:
+        """How this model is shown its inputs. Raises InputError for a size that the model cannot take."""
+        return view_for(model, self.size)
+
+    def fitting(self, model: Model, *, rule: bool, batch_size: bool) -> ScanOptions:
+        """With the rule and the batch size that fit a model of sequences, for those that were left open (True)."""
+        own = model.loaded.sequences
+        if own is None:
+            return self
+        options = replace(self, rule=SinkRule.named(own.rule)) if rule else self
+        return replace(options, batch_size=own.batch_size) if batch_size else options
 
     def judging(self, settings: Mapping[str, Any]) -> ScanOptions:
         """The options for going on with a run of those settings (run.json's).
@@ -123,15 +115,15 @@ class ScanOptions:
             return self
         return replace(self, rule=replace(self.rule, attention=counted_at))
 
-    def settings(self, model: Model, images: ImageList, device: str) -> dict[str, Any]:
+    def settings(self, model: Model, images: InputList, device: str) -> dict[str, Any]:
         """Everything that the head table depends on, for the run's fingerprint."""
         from sinklab.sinks.identity import model_identity
 
         return {
-            "model": {**model_identity(model), "preprocessing": asdict(self.transform(model))},
+            "model": {**model_identity(model), "preprocessing": asdict(cast(Any, self.transform(model)))},
             "images": {"names_and_sizes": images.sha256, "count": len(images)},
             "options": {
-                "size": self.size,
+                "size": self.size if model.loaded.sequences is None else None,  # of pictures
                 "batch_size": self.batch_size,
                 "dtype": self.dtype,
                 "device": device,

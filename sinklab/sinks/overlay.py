@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sinklab.data.images import UnreadableImage, open_image
+from sinklab.data.images import ImageTransform, UnreadableImage, open_image
 from sinklab.hooks.manager import HookManager, Reader
 from sinklab.sinks.scan import as_input, precision
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
-    from sinklab.data.images import ImageList, ImageTransform
+    from sinklab.data.input_list import InputList, View
     from sinklab.handle import Model
     from sinklab.hooks.seam import AttentionCall
     from sinklab.hooks.site import Site
@@ -73,7 +73,7 @@ def choose(sinks: pd.DataFrame, summary: dict[str, Any], definition: str) -> pd.
 
 
 def write_overlays(
-    model: Model, images: ImageList, transform: ImageTransform, run: Run, options: ScanOptions, chosen: pd.DataFrame
+    model: Model, images: InputList, transform: View, run: Run, options: ScanOptions, chosen: pd.DataFrame
 ) -> list[str]:
     """`overlays/columns.parquet`, one row per (image, layer, head, query), and the crops that the model saw.
 
@@ -81,6 +81,8 @@ def write_overlays(
     """
     import pandas as pd
 
+    if not isinstance(transform, ImageTransform):  # sequences have no pictures
+        chosen = chosen.iloc[:0]
     reader, rows = _ColumnReader(), []
     pictures: dict[str, str] = {}
     grids: dict[str, list[int]] = {}
@@ -92,6 +94,7 @@ def write_overlays(
             events: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in same_image.to_numpy()]
             image = str(events[0]["image"])
             try:
+                assert isinstance(transform, ImageTransform)
                 opened = open_image(refs[image])
                 picture, pixels = transform.crop(opened, image), transform(opened, image)[None]
             except UnreadableImage as error:

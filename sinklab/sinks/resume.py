@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sinklab.config import CONFIG
-from sinklab.data.images import UnreadableImage, content_digest, content_of, open_image
+from sinklab.data.images import UnreadableImage, content_digest
 from sinklab.errors import InputError, NotFoundError, printable
 from sinklab.parts import forget_batches
 from sinklab.run import RESULTS
@@ -16,7 +16,7 @@ from sinklab.sinks.rule import SinkRule
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sinklab.data.images import ImageList, ImageRef, ImageTransform
+    from sinklab.data.input_list import InputList, InputRef, View
     from sinklab.run import Run
     from sinklab.sinks.options import ScanOptions
 
@@ -26,13 +26,13 @@ READERS = 8
 """Threads that read files: hashing and reading leave Python's lock free."""
 
 
-def go_on(run: Run, images: ImageList, transform: ImageTransform, options: ScanOptions) -> None:
+def go_on(run: Run, images: InputList, transform: View, options: ScanOptions) -> None:
     """Before the first batch of a resumed run, on rank 0: `check_unchanged`, then `retry_skipped`."""
     check_unchanged(run, images)
     retry_skipped(run, images, transform, options)
 
 
-def check_unchanged(run: Run, images: ImageList) -> None:
+def check_unchanged(run: Run, images: InputList) -> None:
     """Raises InputError, naming images, unless every image that was measured still has the bytes that were measured.
 
     Where the files lie, and their times, do not matter: a run and its images may be moved or copied.
@@ -50,7 +50,7 @@ def check_unchanged(run: Run, images: ImageList) -> None:
         )
 
 
-def retry_skipped(run: Run, images: ImageList, transform: ImageTransform, options: ScanOptions) -> None:
+def retry_skipped(run: Run, images: InputList, transform: View, options: ScanOptions) -> None:
     """Try the images that could not be used; a batch in which that ends otherwise now is forgotten, to be done anew.
 
     So the table becomes that of a run which finds the images as they are now. Raises UnreadableImage for one that
@@ -68,12 +68,12 @@ def retry_skipped(run: Run, images: ImageList, transform: ImageTransform, option
             forget_batches(part, again, options.batch_size)
 
 
-def require_spared(images: ImageList, output: Path) -> None:
+def require_spared(images: InputList, output: Path) -> None:
     """Raises InputError if an image is one of the results that overwriting the run in `output` would remove."""
     folder = output.resolve()
     for ref in images:
         path = Path(ref.path)
-        if path.is_relative_to(folder) and path.relative_to(folder).parts[0] in RESULTS:
+        if ref.path and path.is_relative_to(folder) and path.relative_to(folder).parts[0] in RESULTS:
             raise InputError(
                 f"The image {ref.id} is a result of the run {output}, which --overwrite removes: choose other images, "
                 "or another folder for the run."
@@ -117,10 +117,10 @@ def _setting(run: Run, group: str, name: str) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _outcome(ref: ImageRef, transform: ImageTransform, strict: bool) -> str | None:
+def _outcome(ref: InputRef, transform: View, strict: bool) -> str | None:
     """Why an image cannot be used, or None if it can."""
     try:
-        transform(open_image(ref), ref.id)
+        transform.of(ref.content(), ref.id)
     except UnreadableImage as error:
         if strict:
             raise
@@ -128,13 +128,13 @@ def _outcome(ref: ImageRef, transform: ImageTransform, strict: bool) -> str | No
     return None
 
 
-def _digests(refs: Iterable[ImageRef]) -> list[str | None]:
+def _digests(refs: Iterable[InputRef]) -> list[str | None]:
     """`content_digest` of each image, None for one that cannot be read."""
     from concurrent.futures import ThreadPoolExecutor
 
-    def digest(ref: ImageRef) -> str | None:
+    def digest(ref: InputRef) -> str | None:
         try:
-            return content_digest(content_of(ref))
+            return content_digest(ref.content())
         except UnreadableImage:
             return None
 

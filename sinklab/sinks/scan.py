@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sinklab.data.images import Batch, UnreadableImage, batch_numbers, batches, open_image
+from sinklab.data.images import Batch, UnreadableImage, batch_numbers, batches
 from sinklab.errors import InputError, printable
 from sinklab.hooks.manager import HookManager
 from sinklab.hooks.proof import Proof, prove
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
-    from sinklab.data.images import ImageList, ImageTransform
+    from sinklab.data.input_list import InputList, View
     from sinklab.handle import Model
     from sinklab.models.tokens import TokenMap
     from sinklab.run import Run
@@ -53,23 +53,23 @@ def precision(dtype: str, device: torch.device) -> Iterator[None]:
         yield
 
 
-def check_input(model: Model, transform: ImageTransform) -> list[str]:
+def check_input(model: Model, transform: View) -> list[str]:
     """Sentences about the input's shape worth keeping; raises InputError for one that the model cannot take."""
     said = model.check_size(transform.height, transform.width)
     return [] if said is None else [said]
 
 
-def first_readable(images: ImageList, transform: ImageTransform, *, strict: bool) -> Tensor:
+def first_readable(images: InputList, transform: View, *, strict: bool) -> Tensor:
     """The pixels [1 3 H W] of the first image that can be used. Raises InputError if there is none."""
     reason = ""
     for ref in images:
         try:
-            return transform(open_image(ref), ref.id)[None]
+            return transform.of(ref.content(), ref.id)[None]
         except UnreadableImage as error:
             if strict:
                 raise
             reason = reason or f"{printable(ref.id)}: {printable(error.reason)}"
-    raise InputError(f"None of the {len(images)} images can be used; the first: {reason}.")
+    raise InputError(f"None of the {len(images)} {images.noun}s can be used; the first: {reason}.")
 
 
 def prove_attachment(model: Model, pixels: Tensor, options: ScanOptions) -> list[Proof]:
@@ -90,7 +90,7 @@ def unchecked(proofs: Sequence[Proof]) -> list[str]:
     ]
 
 
-def rehearse(model: Model, pixels: Tensor, transform: ImageTransform, options: ScanOptions) -> None:
+def rehearse(model: Model, pixels: Tensor, transform: View, options: ScanOptions) -> None:
     """One image, pixels [1 3 H W], the whole way to its rows: what a scan would stumble over is known beforehand."""
     chosen = [site for site in model.sites if options.layers is None or site.layer in options.layers]
     reader = StatisticsReader(chosen, attention=options.rule.attention, device=model.device, fast=options.fast)
@@ -105,14 +105,15 @@ def rehearse(model: Model, pixels: Tensor, transform: ImageTransform, options: S
 
 
 def as_input(model: Model, pixels: Tensor) -> Tensor:
-    """Pixels where the model is and in its own precision."""
-    return pixels.to(model.device, model.dtype, non_blocking=True)
+    """Pixels, or sequences, where the model is and in its own precision; token ids stay whole numbers."""
+    dtype = model.dtype if pixels.is_floating_point() else pixels.dtype
+    return pixels.to(model.device, dtype, non_blocking=True)
 
 
 def scan(
     model: Model,
-    images: ImageList,
-    transform: ImageTransform,
+    images: InputList,
+    transform: View,
     run: Run,
     options: ScanOptions,
     ranks: Ranks,
@@ -176,7 +177,7 @@ def head_rows(
     found: dict[str, Tensor],
     tokens: list[int],
     token_map: TokenMap,
-    transform: ImageTransform,
+    transform: View,
 ) -> pd.DataFrame:
     """The rows of one batch, image by image, layer by layer, head by head."""
     import pandas as pd
@@ -188,7 +189,7 @@ def head_rows(
     sink = found["sink_index"].numpy().reshape(-1)
     prefix = token_map.prefix_tokens
     _, columns = token_map.grid(transform.height, transform.width)
-    kinds = np.array([*token_map.prefix, "patch", "none"])
+    kinds = np.array([*token_map.prefix, token_map.ordinary, "none"])
     patch = np.where(sink >= prefix, sink - prefix, -1)
     frame = {
         "image": np.array(batch.ids, dtype=object)[image],

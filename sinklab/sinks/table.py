@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sinklab.models.tokens import KINDS
+from sinklab.models.tokens import kinds_among
 from sinklab.sinks.classify import CLASSES, SinkDefinition, both_definitions, with_own
 from sinklab.sinks.counts import BLOCKS, counts_per_image, images_in, most_common, sensitivity, tally
 from sinklab.sinks.rule import SinkRule, require_columns
@@ -79,7 +79,7 @@ def kind_by_layer(heads: pd.DataFrame) -> pd.DataFrame:
     finite = _ordered(heads[heads["finite"].astype(bool)], ["layer", "sink_kind", "inflow"])
     grouped = finite["inflow"].astype("float64").groupby([finite["layer"], finite["sink_kind"]])
     table = pd.DataFrame({"pairs": grouped.size(), "inflow": grouped.mean()}).rename_axis(["layer", "kind"])
-    wanted = [sorted(heads["layer"].unique()), KINDS]
+    wanted = [sorted(heads["layer"].unique()), kinds_among(heads["sink_kind"].unique())]
     table = table.reindex(pd.MultiIndex.from_product(wanted, names=["layer", "kind"]))
     table["pairs"] = table["pairs"].fillna(0).astype("int64")
     table["share"] = table["pairs"] / table.groupby(level="layer")["pairs"].transform("sum")
@@ -109,7 +109,8 @@ def head_summary(
     summary["mean_inflow"] = table["inflow"].astype("float64").groupby([table[name] for name in key]).mean()
     medians = events.groupby(key)[MEDIANS].median().astype("float64").reindex(summary.index)
     summary = summary.join(medians.add_prefix("median_"))
-    summary["kind"] = most_common(tally(events, events["sink_kind"], KINDS, summary.index), KINDS)
+    kinds = kinds_among(heads["sink_kind"].unique())
+    summary["kind"] = most_common(tally(events, events["sink_kind"], kinds, summary.index), kinds)
     for definition in both_definitions() if definitions is None else definitions:
         classes = tally(events, definition.classify(events), CLASSES, summary.index)
         for c, label in enumerate(CLASSES):
@@ -173,7 +174,7 @@ def _split(counts: pd.DataFrame) -> dict[str, Any]:
     """One class of `counts_per_image`: its total, by blocks and by kind (over all blocks)."""
     whole = counts[counts["kind"] == "all"]
     blocks = {blocks: _amount(whole[whole["blocks"] == blocks]) for blocks in BLOCKS}
-    kinds = {kind: _amount(counts[counts["kind"] == kind]) for kind in KINDS}
+    kinds = {kind: _amount(counts[counts["kind"] == kind]) for kind in counts["kind"].unique() if kind != "all"}
     return {**_amount(whole), "by_blocks": blocks, "by_kind": kinds}
 
 

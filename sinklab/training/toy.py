@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sinklab.data.toy import Batch, BroadcastTask, NopBranchTask, NopTask, generator_for, task_loss
+from sinklab.data.toy import Batch, BroadcastTask, ToyTask, generator_for, task_from, task_loss
 from sinklab.errors import InputError, NotFoundError
 from sinklab.models.pathway import broadcast_penalty
 from sinklab.models.toy import ToyModel, build_toy
@@ -28,7 +28,6 @@ from sinklab.run import Run, fingerprint, library_versions
 from sinklab.training.checkpoint import save_model
 from sinklab.training.loop import Progress, Recipe, train
 from sinklab.training.toy_config import (
-    BroadcastConfig,
     Member,
     NopBranchConfig,
     PathwayConfig,
@@ -39,16 +38,12 @@ from sinklab.training.toy_config import (
 from sinklab.training.toy_edits import layers_of, sink_scores
 from sinklab.training.toy_measure import evaluate
 
-Task = NopTask | NopBranchTask | BroadcastTask
 FOLDER = "training"
 
 
-def build_task(config: TrainConfig, seed: int) -> Task:
+def build_task(config: TrainConfig, seed: int) -> ToyTask:
     """The task of a config and seed; all arms of one seed share it."""
-    shape: dict[str, Any] = {"seed": seed, "tokens": config.tokens, "dim": config.dim, "centred": config.centred}
-    if isinstance(config, NopBranchConfig):
-        return NopBranchTask(**shape, damping=config.damping, threshold=config.threshold, dedicated=config.dedicated)
-    return BroadcastTask(**shape) if isinstance(config, BroadcastConfig) else NopTask(**shape)
+    return task_from(config.kind, seed, asdict(config))
 
 
 def build_model(config: TrainConfig, arm: str, seed: int) -> ToyModel:
@@ -236,7 +231,7 @@ class TrainedToy:
     """A trained controlled model, with the task that it was trained on."""
 
     model: ToyModel
-    task: Task
+    task: ToyTask
     config: TrainConfig
     arm: str
     seed: int

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sinklab.data.toy import Batch, BroadcastTask, NopBranchTask, NopTask, task_loss
+from sinklab.data.toy import Batch, BroadcastTask, NopBranchTask, NopTask, ToyTask, task_loss
 from sinklab.models.pathway import common_mode
 from sinklab.models.toy import ToyModel
 from sinklab.training.toy_edits import (
@@ -36,7 +36,7 @@ WHOLE = -1
 
 
 def evaluate(
-    model: ToyModel, task: NopTask | NopBranchTask | BroadcastTask, *, batches: int, size: int, device: Any = "cpu"
+    model: ToyModel, task: ToyTask, *, batches: int, size: int, device: Any = "cpu"
 ) -> list[dict[str, Any]]:
     """One row a (layer, edit, metric) with mean and sem over `batches` batches of `size` sequences.
 

@@ -1,0 +1,152 @@
+"""Models that sinklab trained: shipped ones (`toy:NAME`), members of a training run, and their files by path.
+
+A training run's folder holds `training/MEMBER/model.safetensors` with model.json beside it, whose "format" says what
+kind of model it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sinklab.errors import InputError, NotFoundError
+from sinklab.models.loaded import Loaded, SequenceInput
+from sinklab.models.tokens import TokenMap
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from sinklab.models.request import Request
+
+FORMATS = ("sinklab-toy-1",)
+WEIGHTS = "model.safetensors"
+
+
+def is_trained_model(path: Path) -> bool:
+    """Whether a weights file has a .json beside it that says sinklab trained it."""
+    return saved_format(path) in FORMATS
+
+
+def saved_format(path: Path) -> str | None:
+    """The "format" in the .json beside a weights file; None where there is no such thing."""
+    import json
+
+    try:
+        held = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    found = held.get("format") if isinstance(held, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def members_in(folder: Path) -> dict[str, Path]:
+    """Member → weights file of a training run, or of a member's own folder (then named "."); empty for other folders.
+
+    A member that is still in training has no weights yet and is left out.
+    """
+    import json
+
+    if (folder / WEIGHTS).is_file() and is_trained_model(folder / WEIGHTS):
+        return {".": folder / WEIGHTS}
+    try:
+        held = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(held, dict) or held.get("purpose") != "training":
+        return {}
+    listed = held.get("members", [])
+    found = {str(name): folder / "training" / str(name) / WEIGHTS for name in listed}
+    present = {name: path for name, path in found.items() if path.is_file()}
+    if not present:
+        raise NotFoundError(f"The training run {folder} has no trained model yet: go on with it, with --resume.")
+    return present
+
+
+def only_member(folder: Path) -> Path | None:
+    """The weights of a training run's one member; None for another folder. InputError where there are several."""
+    found = members_in(folder)
+    if len(found) > 1:
+        named = ", ".join(str(path.parent) for path in list(found.values())[:3])
+        raise InputError(f"The run {folder} trained {len(found)} models: name the folder of one of them ({named}, …).")
+    return next(iter(found.values()), None)
+
+
+def load_trained(path: Path, request: Request) -> Loaded:
+    """The model of a weights file that sinklab wrote."""
+    if request.weights is not None or request.random_weights:
+        raise InputError(f"{path} is a trained model itself: give neither another weights file nor random weights.")
+    return load_toy_model(path, {**request.saved(), "name": str(path.resolve())}, name=_short(path))
+
+
+def load_shipped(name: str, request: Request) -> Loaded:
+    """One of the models that come with sinklab, `toy:NAME`."""
+    from sinklab.models.toy_file import shipped_toy
+
+    if request.weights is not None or request.random_weights:
+        raise InputError(f"toy:{name} brings its own weights: give neither a weights file nor random weights.")
+    return load_toy_model(shipped_toy(name), request.saved(), name=f"toy:{name}")
+
+
+def load_toy_model(path: Path, saved_request: dict[str, Any], *, name: str) -> Loaded:
+    """A controlled model: tokens are vectors, the sequences are drawn from its own task.
+
+    Where the sink can only take the queries that have nothing to do, which are about half of them, the rule that looks
+    at all queries would never see it: those tasks are judged by the sink's mass.
+    """
+    from sinklab.models.describe import provenance
+    from sinklab.models.toy_file import read_toy
+
+    module, saved = read_toy(path)
+    config = saved["config"]
+    idle = saved["kind"] in ("nop", "nop-branch")
+    dedicated = saved["kind"] == "nop" or bool(config.get("dedicated"))
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    notes = (
+        "half of this task's queries have nothing to do and only they go to the sink, so sinks are found by their mass",
+    )
+    return Loaded(
+        module=module,
+        tokens=TokenMap.sequence(("bos",) if dedicated else ()),
+        preprocessing=None,
+        provenance=provenance(
+            module,
+            name=name,
+            family="toy",
+            architecture=f"{type(module).__name__} ({saved['arm']})",
+            source=f"trained by sinklab, {saved['kind']}, seed {saved['seed']}, {config['steps']} steps",
+            sha256=_sha256(path),
+            notes=notes if idle else (),
+            request=saved_request,
+        ),
+        forward=forward_sequences,
+        sequences=SequenceInput(
+            tokens=int(config["tokens"]),
+            channels=int(config["dim"]),
+            task={"kind": saved["kind"], "seed": saved["seed"], "config": config},
+            rule="mass" if idle else "relaxed",
+            batch_size=256,
+        ),
+        extra={"arm": saved["arm"]},
+    )
+
+
+def forward_sequences(module: nn.Module, sequences: Tensor) -> Tensor:
+    """Sequences [B N C] → the stream after the last layer [B N C]."""
+    tokens: Tensor = module(sequences)
+    return tokens
+
+
+def _sha256(path: Path) -> str:
+    import hashlib
+
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _short(path: Path) -> str:
+    """A name for reports: the run's folder and the member's."""
+    parts = path.resolve().parent.parts
+    if "training" in parts:
+        at = len(parts) - 1 - parts[::-1].index("training")
+        return "/".join((*parts[at - 1 : at], *parts[at + 1 :]))
+    return path.stem
