@@ -80,28 +80,25 @@ def patch(
             "plan": None if plan is None else tuple(read_plan(plan)),
             "labels": {} if labels is None else _labels(labels),
         }
-        with terminal.progress() as progress:
-            done = run_patch(
-                run,
-                images=images or None,
-                held_out=_held_out(heldout),
-                device=device,
-                workers=workers,
-                resume=resume,
-                overwrite=overwrite,
-                report=not no_report,
-                command=["sinklab", *sys.argv[1:]],
-                progress=progress,
-                **chosen,
-            )
-        if os.environ.get("RANK", "0") != "0":
-            return
-        for note in done.config["patch"]["notes"]:
-            terminal.say(f"sinklab: note: {note}")
-        from sinklab.reports.spoken import causal_lines
+        chosen |= {"device": device, "workers": workers, "resume": resume, "overwrite": overwrite}
+        chosen |= {"report": not no_report, "command": ["sinklab", *sys.argv[1:]]}
+        from sinklab.trained import to_patch
 
-        terminal.verdict(causal_lines(done))
-        print(done.path / ("tables/effects.csv" if no_report else "report.html"))
+        for one in to_patch(run) or [run]:  # of a training run, all its models
+            with terminal.progress() as progress:
+                done = run_patch(one, images=images or None, held_out=_held_out(heldout), progress=progress, **chosen)
+            if os.environ.get("RANK", "0") == "0":
+                _tell(done, "tables/effects.csv" if no_report else "report.html")
+
+
+def _tell(run: Any, result: str) -> None:
+    """What was found, and where it is."""
+    from sinklab.reports.spoken import causal_lines
+
+    for note in run.config["patch"]["notes"]:
+        terminal.say(f"sinklab: note: {note}")
+    terminal.verdict(causal_lines(run))
+    print(run.path / result)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from sinklab.data.images import find_images
     from sinklab.data.input_list import InputList
     from sinklab.handle import Model
     from sinklab.sinks.classify import SinkDefinition
@@ -100,8 +99,8 @@ def diagnose(
         output: the run folder, `runs/` and the model's name if not given; it must be new, unless `resume` or
             `overwrite`.
         rule: when a head counts as sunk, or its name (default `SinkRule.relaxed()`; a controlled model may have another
-            that fits its task). batch_size: inputs at once (16; 256 of a controlled task). definition: "causal", "counts" or
-            one of your own, which the report leads with; the two are always computed.
+            that fits its task). definition: "causal", "counts" or one of your own, which the report leads with; the two
+            are always computed. batch_size: inputs at once (16; 256 of a controlled task).
         layers: only these layers, as numbers or as "0,5,7-9". The options up to `strict_images`: see `ScanOptions`.
         device: "cpu", "cuda", "cuda:1", "mps", "auto"; None leaves the model where it is.
         report: also write `report.html`. progress: told (images done, images in all).
@@ -135,8 +134,10 @@ def diagnose(
         fast=fast,
         strict_images=strict_images,
     )
-    found: InputList | None = images.sample(limit, seed=seed) if isinstance(images, InputList) else None
-    if found is None and images is not None:
+    found: InputList | None = None
+    if isinstance(images, InputList):
+        found = images.sample(limit, seed=seed)
+    elif images is not None:
         found = find_images(images, limit=limit, seed=seed)  # before the model: it is the quicker error
     model = as_model(model)
     require_precision(model, dtype)

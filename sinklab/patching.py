@@ -18,6 +18,7 @@ from sinklab.device import pick_device
 from sinklab.diagnosis import Diagnosis, open_run
 from sinklab.errors import InputError, NotFoundError
 from sinklab.settings import differences, fingerprint, utc_now
+from sinklab.trained import one_to_patch
 
 if TYPE_CHECKING:
     from sinklab.data.input_list import InputList
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from sinklab.sinks.ranks import Ranks
     from sinklab.sinks.scan import Progress
 
-RESULTS = ("effects", "tables/effects.csv", "tables/causal_verdicts.csv")
+RESULTS = ("effects", "tables/effects.csv", "tables/causal_verdicts.csv", "tables/task_effects.csv")
 
 
 def patch(
@@ -51,7 +52,8 @@ def patch(
     """Test by intervention what each sink of a diagnosed run does, and add the answer to the run.
 
     Args:
-        run: the run, or its folder. model: the run's model; None loads it again as the run was told to.
+        run: the run, or its folder; of a training run with one diagnosed model, that.
+        model: the run's model; None loads it again as the run was told to.
         images: where the run's images are now; None looks where they were.
         options: a `PatchOptions`, or give its fields by name: heads, edits, classes, per_class, joint, seed, …
         held_out: images that are not edited and give the mean values: a share of the run's own, or a folder.
@@ -66,7 +68,7 @@ def patch(
 
     if options is not None and (chosen or isinstance(held_out, (int, float))):
         raise InputError(f"Give options= or its fields ({', '.join(chosen) or 'held_out'}), not both.")
-    opened = open_run(run) if isinstance(run, (str, Path)) else run
+    opened = open_run(one_to_patch(Path(run))) if isinstance(run, (str, Path)) else run
     share = isinstance(held_out, (int, float))
     folder = None if held_out is None or isinstance(held_out, (int, float)) else held_out
     if options is None:
@@ -139,6 +141,7 @@ def _experiment(
         "definition": config["definition"],
         "held_out_images": None if folder is None else folder.sha256,
         "device": model.device.type,
+        **({"together": model.loaded.sequences.together} if model.loaded.sequences is not None else {}),
         "options": options.settings(),
     }
     return Experiment(

@@ -15,11 +15,14 @@ import sinklab
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sinklab"
 FLOORS = {
-    **dict.fromkeys(("cli", "cli_patch", "cli_train", "__main__", "diagnosis", "patching"), 5.0),
+    **dict.fromkeys(
+        ("cli", "cli_diagnose", "cli_patch", "cli_train", "__main__", "diagnosis", "patching", "trained"), 5.0
+    ),
     "reports": 4.0,
     "interventions": 3.0,
     **dict.fromkeys(("sinks", "training"), 2.0),
     "handle": 1.5,
+    "inputs": 1.6,
     **dict.fromkeys(("models", "data", "hooks"), 1.0),
     **dict.fromkeys(("run", "config", "device", "parts", "sealed", "atomic", "settings", "errors", "terminal"), 0.0),
 }

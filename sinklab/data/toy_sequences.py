@@ -1,4 +1,4 @@
-"""The controlled tasks' evaluation sequences as a list that a diagnosis can read: 64 batches of 256 (spec of Table 2)."""
+"""The controlled tasks' evaluation sequences as a list that a diagnosis can read: 64 batches of 256 (App. A)."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ Letters: R rows of edits of one image, N tokens, C model dim, n counted patch to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,7 +30,7 @@ def effects(
     """Name → [R] in float64 on the CPU.
 
     Args:
-        before: final tokens of the unedited image, [N C]. after: of its edits, [R N C].
+        before: final tokens of the unedited image, [N C], or of every row's own, [R N C]. after: of the edits, [R N C].
         counted: the patch tokens P that count, [R N] bool; prefix tokens and the edited sink are not among them.
         cls: index of the CLS token, or None.
         toward_donor: mean P_donor − mean P_own, [C] or [R C].
@@ -54,8 +55,8 @@ def effects(
         "donor_cosine": nothing,
     }
     if cls is not None:
-        own = torch.linalg.vector_norm(before[cls]).clamp_min(1e-12)
-        found["cls_change"] = torch.linalg.vector_norm(after[:, cls] - before[cls], dim=-1) / own
+        own = torch.linalg.vector_norm(before[..., cls, :], dim=-1).clamp_min(1e-12)
+        found["cls_change"] = torch.linalg.vector_norm(after[:, cls] - before[..., cls, :], dim=-1) / own
     if toward_donor is not None:
         toward = exact(toward_donor).to(mean).expand_as(mean)
         lengths = torch.linalg.vector_norm(mean, dim=-1) * torch.linalg.vector_norm(toward, dim=-1)
@@ -65,13 +66,18 @@ def effects(
     return {name: values.cpu() for name, values in found.items()}
 
 
-def answers(before: Tensor, after: Tensor, label: int | None) -> dict[str, Tensor]:
-    """Of a classifier's logits, [K] and [R K]: KL(base‖edited), whether the top answer stays, change of −log p(label).
+def answers(before: Tensor, after: Tensor, labels: Sequence[int | None]) -> dict[str, Tensor]:
+    """Of a classifier's logits, [K] or [R K] before and [R K] after, each row with its label or None:
+    KL(base‖edited), whether the top answer stays, change of −log p(label).
 
     KL and the change are in nats; an answer that stays is 1, one that goes is 0; without a label there is no change.
     """
-    p, q = exact(before).log_softmax(-1), exact(after).log_softmax(-1)
+    q = exact(after).log_softmax(-1)
+    p = exact(before).log_softmax(-1).expand_as(q)
     kl = torch.where(p.exp() > 0, p.exp() * (p - q), 0.0).sum(-1)
     same = (q.argmax(-1) == p.argmax(-1)).double()
-    change = torch.full_like(kl, torch.nan) if label is None else p[label] - q[:, label]
+    change = torch.full_like(kl, torch.nan)
+    for row, label in enumerate(labels):
+        if label is not None:
+            change[row] = p[row, label] - q[row, label]
     return {name: values.cpu() for name, values in zip(ANSWERS, (kl, same, change), strict=True)}

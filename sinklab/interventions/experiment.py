@@ -1,26 +1,26 @@
 """The experiment: unedited images give the values, then every edited image gives its effects; both in whole parts.
 
-Images are shared out between ranks one by one, and all rows of one image and layer run together, so neither the number
-of ranks nor anything else about how the work is divided can change a number.
+Images (or fixed groups of short sequences) are shared out between ranks one by one, and all rows of one group and layer
+run together, so neither the number of ranks nor anything else about how the work is divided can change a number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from sinklab.data.images import batches
 from sinklab.errors import InputError, printable
 from sinklab.hooks.manager import HookManager
 from sinklab.interventions.choose import Choice, choose_heads
 from sinklab.interventions.design import Design, Material, make_design, plan_design
 from sinklab.interventions.draw import donors, held_out
 from sinklab.interventions.measure import Measure, effect_schema, require_finite
+from sinklab.interventions.passes import Passes
 from sinklab.interventions.replay import unedited
+from sinklab.interventions.task import TaskEffects, task_of
 from sinklab.interventions.values import ValueReader, Values, collect, value_schema
-from sinklab.parts import PartWriter, read_parts, read_rows
 from sinklab.sinks.reader import StatisticsReader
 from sinklab.sinks.rule import SinkRule
 from sinklab.sinks.scan import as_input, head_rows, precision
@@ -107,7 +107,7 @@ class Experiment:
         held = sinks[sinks["image"].isin(away)]
         pairs = set(held[["layer", "head"]].itertuples(index=False, name=None))
         if self.folder is not None:
-            kept = self._read("held_out", VALUE_KEYS)
+            kept = self.passes.read("held_out", VALUE_KEYS)
             pairs = set(kept[["layer", "head"]].itertuples(index=False, name=None)) if len(kept) else set()
         tokens = self.model.tokens
         number = tokens.tokens(self.transform.height, self.transform.width)
@@ -162,8 +162,20 @@ class Experiment:
     def sizes(self, design: Design) -> tuple[int, int]:
         """Images of this rank's share that give values, and that are edited."""
         shares = [self._giving(design), set(design.rows["image_index"])]
-        first, second = (sum(number % self.ranks.world == self.ranks.rank for number in own) for own in shares)
+        first, second = (sum(self.passes.is_mine(number) for number in own) for own in shares)
         return first, second
+
+    @cached_property
+    def passes(self) -> Passes:
+        """How the inputs are gone through."""
+        return Passes(
+            model=self.model,
+            run=self.run,
+            view=self.transform,
+            fingerprint=self.fingerprint,
+            ranks=self.ranks,
+            workers=self.workers,
+        )
 
     def _giving(self, design: Design) -> set[int]:
         return (set(design.rows["donor_index"]) - {-1}) | set(design.wanted["image_index"])
@@ -190,37 +202,42 @@ class Experiment:
             mine = [pair in pairs for pair in zip(table["layer"], table["head"], strict=True)]
             table = table.loc[mine, ["layer", "head", "sink_index"]].rename(columns={"sink_index": "key"})
             places = list(table.itertuples(index=False, name=None))
-            values = ValueReader(places)
+            values = ValueReader([(0, *place) for place in places])
             if places:
                 with HookManager(self.model, values, layers=sorted(values.places)) as hooks:
                     hooks.run(pixels)
             import pandas as pd
 
-            vectors = pd.Series([values.found[place].numpy() for place in places], index=table.index, dtype=object)
-            return table.assign(what="sink", for_index=-1, vector=vectors)
+            vectors = pd.Series([values.found[0, *place].numpy() for place in places], index=table.index, dtype=object)
+            where = table.assign(image=batch.ids[0], image_index=batch.number)
+            return where.assign(what="sink", for_index=-1, vector=vectors)
 
-        self._pass("held_out", self.folder, range(len(self.folder)), one, None)
+        self.passes.over("held_out", self.folder, range(len(self.folder)), one, schema=value_schema(), alone=True)
 
     def collect(self, design: Design, progress: Progress | None = None) -> None:
         """The values that the rows take from other images."""
         wanted, tokens = design.wanted, self.model.tokens
         patches = range(tokens.prefix_tokens, tokens.tokens(self.transform.height, self.transform.width))
+        places, giving = wanted.groupby("image_index").indices, self._giving(design)
 
         def one(batch: Batch) -> pd.DataFrame:
-            own = wanted[wanted["image_index"] == batch.number]
-            return collect(self.model, as_input(self.model, batch.pixels), own, patches)
+            indices, pixels = self.passes.among(batch, giving)
+            own = wanted.iloc[[place for index in indices for place in places.get(index, ())]]
+            images = {index: batch.ids[batch.indices.index(index)] for index in indices}
+            return collect(self.model, pixels, images, own, patches)
 
-        self._pass("values", self.images, self._giving(design), one, progress)
+        self.passes.over("values", self.images, giving, one, progress, schema=value_schema())
 
     def values(self) -> Values:
         """What was collected, by this and every other rank."""
         import pandas as pd
 
-        table = self._read("values", VALUE_KEYS)
-        away = {image: index for image, index in self._ids()[1].items() if image in set(self.held_out())}
+        table = self.passes.read("values", VALUE_KEYS)
+        held = set(self.held_out())
+        away = {image: index for image, index in self._ids()[1].items() if image in held}
         if self.folder is None:
             return Values(table, list(away.values()))
-        kept = self._read("held_out", VALUE_KEYS)
+        kept = self.passes.read("held_out", VALUE_KEYS)
         if not len(kept):
             return Values(table, [])
         kept["image_index"] += len(self.images)  # apart from the run's own
@@ -229,11 +246,13 @@ class Experiment:
     def measure(self, design: Design, values: Values, progress: Progress | None = None) -> dict[int, int]:
         """The effects of all edits; returns how many null edits were checked here, by layer."""
         measure = self._measure(design, values)
+        edited = set(design.rows["image_index"])
 
         def one(batch: Batch) -> pd.DataFrame:
-            return measure.image(batch.number, as_input(self.model, batch.pixels))
+            return measure.group(*self.passes.among(batch, edited))
 
-        self._pass("", self.images, set(design.rows["image_index"]), one, progress)
+        schema = effect_schema(() if measure.task is None else measure.task.columns)
+        self.passes.over("", self.images, edited, one, progress, schema=schema)
         return measure.null_edits
 
     def _measure(self, design: Design, values: Values) -> Measure:
@@ -247,57 +266,23 @@ class Experiment:
             labels=self.options.labels,
             height=self.transform.height,
             width=self.transform.width,
+            task=self._task(),
         )
+
+    def _task(self) -> TaskEffects | None:
+        task = task_of(self.model)
+        if task is None:
+            return None
+
+        def read(index: int) -> Tensor:
+            ref = self.images[index]
+            return self.transform.of(ref.content(), ref.id)
+
+        return TaskEffects(task=task, read=read)
 
     def effects(self) -> pd.DataFrame:
         """The table of all parts, in the order of images, layers, heads, classes and edits."""
-        return self._read("", EFFECT_KEYS)
-
-    def _place(self, name: str) -> Path:
-        return self.run.path / "effects" / name if name else self.run.path / "effects"
-
-    def _read(self, name: str, keys: Iterable[str]) -> pd.DataFrame:
-        return read_rows(read_parts(self._place(name), self.fingerprint), by=tuple(keys))
-
-    def _pass(
-        self,
-        name: str,
-        images: InputList,
-        wanted: Collection[int],
-        one: Callable[[Batch], pd.DataFrame],
-        progress: Progress | None,
-    ) -> None:
-        """Run `one` on every wanted image of this rank's share that lies in no part yet, and write its rows."""
-        folder, schema = self._place(name), effect_schema() if not name else value_schema()
-        done = {batch for part in read_parts(folder, self.fingerprint) for batch in part.batches}
-        mine = [number for number in range(len(images)) if number % self.ranks.world == self.ranks.rank]
-        todo = [number for number in mine if number in wanted and number not in done]
-        total = sum(number in wanted for number in mine)
-        finished = total - len(todo)
-        if progress is not None:
-            progress(finished, total)
-        if not todo:
-            return
-        share: dict[str, Any] = {"rank": self.ranks.rank, "world": self.ranks.world, "workers": self.workers}
-        leave = set(range(len(images))) - set(todo)
-        stream = batches(images, self.transform, batch_size=1, skip_batches=leave, **share)
-        with (
-            PartWriter(folder, self.fingerprint, self.ranks.rank, schema=schema) as parts,
-            precision(self.run.config["dtype"], self.model.device),
-        ):
-            for batch in stream:
-                frame = None
-                if batch.ids:
-                    frame = one(batch)
-                    if name:
-                        frame = frame.assign(image=batch.ids[0], image_index=batch.number)
-                elif name != "held_out":
-                    image, reason = batch.skipped[0]
-                    raise InputError(f"{image} could be read when the run was diagnosed, and now cannot: {reason}.")
-                parts.add(batch.number, frame, batch.skipped)
-                finished += 1
-                if progress is not None:
-                    progress(finished, total)
+        return self.passes.read("", EFFECT_KEYS)
 
 
 def cost(design: Design, depth: int, rows_at_once: int) -> dict[str, int]:

@@ -1,9 +1,10 @@
-"""The unedited prefix of a network, run once an image and reused: an edit at layer ℓ runs layers ℓ … L only.
+"""The unedited prefix of a network, run once a group of images and reused: an edit at layer ℓ runs layers ℓ … L only.
 
 While a forward resumes at layer ℓ, the blocks before it hand their input through, and block ℓ is given the input that
 it had in the unedited forward, once for every row of edits. Whatever stands before and after the blocks runs as ever.
+A group is one image, or several small sequences.
 
-Letters: B images (here one), R rows of edits, N tokens, C model dim.
+Letters: G images of a group, R rows of edits, N tokens, C model dim.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Unedited:
-    """One image's forward without edits."""
+    """A group's forward without edits."""
 
     pixels: Tensor
-    """[1 3 H W], as the model takes them."""
+    """[G 3 H W], or sequences, as the model takes them."""
     inputs: dict[int, Tensor]
-    """Layer → the block's input, [1 N C] (or [N 1 C] where the model runs tokens first)."""
+    """Layer → the block's input, [G N C] (or [N G C] where the model runs tokens first)."""
     tokens: Tensor
-    """Final tokens [1 N C]."""
+    """Final tokens [G N C]."""
     calls: dict[int, AttentionCall] = field(default_factory=dict)
     """Layer → its attention call."""
     beside: dict[int, tuple[Any, ...]] = field(default_factory=dict)
@@ -57,7 +58,7 @@ class _Inputs(Reader):
 
 
 def unedited(model: Model, pixels: Tensor, layers: Collection[int]) -> Unedited:
-    """Run one image, pixels [1 3 H W], and keep what edits in these layers start from."""
+    """Run a group, pixels [G 3 H W], and keep what edits in these layers start from."""
     reader, beside = _Inputs(layers), {}
 
     def look(layer: int) -> Any:
@@ -76,13 +77,13 @@ def unedited(model: Model, pixels: Tensor, layers: Collection[int]) -> Unedited:
 
 
 @contextmanager
-def resuming(model: Model, start: Unedited, layer: int, rows: int) -> Iterator[None]:
-    """Within, `model(start.pixels)` begins at the block of `layer`, with `rows` copies of the image's input to it."""
+def resuming(model: Model, start: Unedited, layer: int, origin: Tensor) -> Iterator[None]:
+    """Within, `model(start.pixels)` begins at the block of `layer`; row r starts from image origin[r] [R]."""
     sites = {site.layer: site for site in model.sites}
     own, stored = sites[layer], start.inputs[layer]
 
     def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        x = stored.repeat(1, rows, 1) if own.tokens_first else stored.repeat(rows, 1, 1)
+        x = stored.index_select(1 if own.tokens_first else 0, origin.to(stored.device))
         if args and isinstance(args[0], torch.Tensor):
             return (x, *args[1:]), kwargs
         name = next(name for name, value in kwargs.items() if isinstance(value, torch.Tensor))

@@ -9,6 +9,7 @@ from sinklab.device import device_name
 from sinklab.interventions.checks import TOLERANCE
 from sinklab.interventions.experiment import cost
 from sinklab.interventions.summary import summarise_effects
+from sinklab.interventions.task import task_of, task_table
 from sinklab.interventions.verdict import FEW
 from sinklab.settings import utc_now
 
@@ -35,6 +36,9 @@ def write_results(
     table, verdicts = summarise_effects(effects, min_images=least, draws=o.bootstrap, seed=o.seed)
     run.write_table("tables/effects.csv", table)
     run.write_table("tables/causal_verdicts.csv", verdicts)
+    task = task_of(experiment.model)
+    if task is not None and o.plan is None:
+        run.write_table("tables/task_effects.csv", task_table(effects, task))
     values = experiment.values()
     per_head = effects[effects["joint"] == 0].groupby(["class", "layer", "head"])["image"].nunique()
     kind = torch.bfloat16 if run.config["dtype"] == "bfloat16" else experiment.model.dtype

@@ -28,6 +28,10 @@ CONTRASTS = (
 """Differences that are claims: within an image first, then averaged, so pairs stay together."""
 
 
+AT_ONCE = 100
+"""Draws whose means are taken at once."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """Who is averaged over."""
@@ -43,12 +47,12 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A table whose rows are resampled: images of one head, or head means. values [n K], weights [B n] sum to 1."""
+    """A table whose rows are resampled: images of one head, or head means. values [n K], drawn [B n] how often each."""
 
     columns: list[tuple[str, str, str]]
     """(kind, name, measure)."""
     values: np.ndarray
-    weights: np.ndarray
+    drawn: np.ndarray
     images: int
     heads: int
     thin: bool = False
@@ -58,9 +62,9 @@ class Sample:
         """Was this edit made?"""
         return ("edit", name, "patch_change") in self.columns
 
-    def column(self, name: str) -> np.ndarray:
-        """The changes of the patch tokens [n] under one edit."""
-        values: np.ndarray = self.values[:, self.columns.index(("edit", name, "patch_change"))]
+    def column(self, name: str, measure: str = "patch_change") -> np.ndarray:
+        """The changes of the patch tokens [n] under one edit, or another measure of it."""
+        values: np.ndarray = self.values[:, self.columns.index(("edit", name, measure))]
         return values
 
     def interval(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -70,8 +74,11 @@ class Sample:
         if len(values) < 2:
             return np.full(values.shape[1], np.nan), np.full(values.shape[1], np.nan)
         there = ~np.isnan(values)
+        filled, means = np.where(there, values, 0.0), np.empty((len(self.drawn), values.shape[1]))  # [n K], [B K]
         with np.errstate(invalid="ignore", divide="ignore"):
-            means = (self.weights @ np.where(there, values, 0.0)) / (self.weights @ there)  # [B K]
+            for start in range(0, len(self.drawn), AT_ONCE):
+                weights = self.drawn[start : start + AT_ONCE].astype("float64")
+                means[start : start + AT_ONCE] = (weights @ filled) / (weights @ there)
         low, high = _percentiles(means)
         return low, high
 
@@ -87,14 +94,15 @@ def _percentiles(means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return low, high
 
 
-def _weights(rows: int, draws: int, seed: int, *names: str | int) -> np.ndarray:
-    """How often each row is drawn, over n, [B n]: the same for all columns, so that pairs stay together."""
+def _drawn(rows: int, draws: int, seed: int, *names: str | int) -> np.ndarray:
+    """How often each row is drawn, [B n]: the same for all columns, so that pairs stay together."""
     import numpy as np
 
     generator = np.random.default_rng(number(seed, "bootstrap", *names) % 2**64)
-    drawn = generator.integers(0, rows, (draws, rows))
-    counts = np.apply_along_axis(np.bincount, 1, drawn, minlength=rows)
-    return counts / rows
+    counts = np.empty((draws, rows), dtype="uint16" if rows < 2**16 else "uint32")
+    for b in range(draws):  # a draw at a time: thousands of rows would fill the memory
+        counts[b] = np.bincount(generator.integers(0, rows, rows), minlength=rows)
+    return counts
 
 
 def _wide(effects: pd.DataFrame, measures: Sequence[str]) -> tuple[list[tuple[str, str, str]], pd.DataFrame]:
@@ -132,7 +140,7 @@ def samples(
             level="class" if joined else "head", kind=kind, blocks=blocks, layer=layer, head=head, joint=joint
         )
         values = own.to_numpy("float64")
-        weights = _weights(len(values), draws, seed, kind, int(layer), int(head), int(joint))
+        weights = _drawn(len(values), draws, seed, kind, int(layer), int(head), int(joint))
         found[group] = Sample(columns, values, weights, len(values), 1)
     heads = {group: sample for group, sample in found.items() if group.level == "head"}
     for kind in dict.fromkeys(group.kind for group in heads):
@@ -168,6 +176,6 @@ def _classes(kind: str, heads: dict[Group, Sample], min_images: int, draws: int,
             found[group] = replace(own[0], thin=not enough)
             continue
         values = np.stack([mean_of(sample.values) for sample in own])
-        weights, images = _weights(len(own), draws, seed, kind, blocks), sum(sample.images for sample in own)
+        weights, images = _drawn(len(own), draws, seed, kind, blocks), sum(sample.images for sample in own)
         found[group] = Sample(own[0].columns, values, weights, images, len(own), thin=not enough)
     return found

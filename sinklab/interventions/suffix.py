@@ -1,6 +1,6 @@
-"""The rows of one image that begin at one layer, run together: the unedited image first, then its edits.
+"""The rows of a group that begin at one layer, run together: the unedited images first, then their edits.
 
-Letters: R rows, H heads, Q queries, N tokens, D head dim, C model dim.
+Letters: G images of the group, R rows, H heads, Q queries, N tokens, D head dim, C model dim.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Members:
-    """What the rows of a batch do, one entry a member; all tensors on the CPU, [M] or [M D]."""
+    """What the rows of a batch do, one entry a member; all tensors on the CPU, [M] or [M D], but for `origin`."""
 
+    origin: Tensor
+    """[R], which image of the group each row of the batch is of; the first G rows are unedited and have no member."""
     row: Tensor
-    """Which row of the batch; row 0 is the unedited image and has no member."""
+    """Which row of the batch."""
     layer: Tensor
     head: Tensor
     key: Tensor
@@ -50,8 +52,8 @@ class Members:
 class Editor:
     """Computes the attention of edited layers, checks every edit, and counts what fired."""
 
-    def __init__(self, members: Members, rows: int, *, null: bool = False) -> None:
-        self.members = members
+    def __init__(self, members: Members, *, null: bool = False) -> None:
+        self.members, rows = members, len(members.origin)
         self.null = null
         """Put back the value that is there already: nothing may change."""
         self.fired = torch.zeros(rows, dtype=torch.int64)
@@ -145,18 +147,18 @@ class Editor:
 def edited(model: Model, start: Unedited, layer: int, editor: Editor, layers: list[int]) -> Iterator[HookManager]:
     """Within, `run(start.pixels)` of what is yielded gives the final tokens [R N C] of all rows."""
     with (
-        resuming(model, start, layer, len(editor.fired)),
+        resuming(model, start, layer, editor.members.origin),
         HookManager(model, attend=editor.attend, layers=layers) as hooks,
     ):
         yield hooks
 
 
-def run_rows(model: Model, start: Unedited, layer: int, members: Members, rows: int) -> tuple[Tensor, Editor]:
-    """Final tokens [R N C] of the unedited image (row 0) and of its edits, which begin at `layer`.
+def run_rows(model: Model, start: Unedited, layer: int, members: Members) -> tuple[Tensor, Editor]:
+    """Final tokens [R N C] of the unedited images (the first G rows) and of their edits, which begin at `layer`.
 
     Raises NotFoundError if an edit never fired, InputError if one did something else to its head than it says.
     """
-    editor = Editor(members, rows)
+    editor, rows = Editor(members), len(members.origin)
     layers = sorted(set(members.layer.tolist()))
     with edited(model, start, layer, editor, layers) as hooks:
         tokens = hooks.run(start.pixels)
@@ -166,17 +168,18 @@ def run_rows(model: Model, start: Unedited, layer: int, members: Members, rows: 
     return tokens, editor
 
 
-def null_check(model: Model, start: Unedited, layer: int, members: Members, rows: int) -> None:
+def null_check(model: Model, start: Unedited, layer: int, members: Members) -> None:
     """Edits that put back what is there must leave every bit of the output: InputError if one does not."""
     nothing = Members(
         **{name: getattr(members, name)[:0] for name in ("row", "layer", "head", "key", "routes")},
+        origin=members.origin,
         value={},
         factor={},
     )
     layers = sorted(set(members.layer.tolist()))
     found = []
     for own in (members, nothing):
-        with edited(model, start, layer, Editor(own, rows, null=True), layers) as hooks:
+        with edited(model, start, layer, Editor(own, null=True), layers) as hooks:
             found.append(hooks.run(start.pixels))
     if not torch.equal(found[0], found[1]):
         raise InputError(

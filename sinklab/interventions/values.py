@@ -1,11 +1,11 @@
 """Values that edits take from other images: read once from unedited forwards, kept in the run folder.
 
-Letters: B batch (here one image), H heads, N tokens, D head dim, C model dim.
+Letters: G images of a group, H heads, N tokens, D head dim, C model dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import InputError
@@ -36,28 +36,37 @@ def value_schema() -> pyarrow.Schema:
 
 
 class ValueReader(Reader):
-    """v at some keys of some heads: {(layer, head, key): [D] float64 on the CPU} of an image."""
+    """v at some keys of some heads: {(image's place in the group, layer, head, key): [D] float64 on the CPU}."""
 
-    def __init__(self, places: Sequence[tuple[int, int, int]]) -> None:
-        self.places: dict[int, list[tuple[int, int]]] = {}
-        for layer, head, key in places:
-            self.places.setdefault(layer, []).append((head, key))
-        self.found: dict[tuple[int, int, int], Tensor] = {}
+    def __init__(self, places: Sequence[tuple[int, int, int, int]]) -> None:
+        self.places: dict[int, list[tuple[int, int, int]]] = {}
+        for image, layer, head, key in places:
+            self.places.setdefault(layer, []).append((image, head, key))
+        self.found: dict[tuple[int, int, int, int], Tensor] = {}
 
     def attention(self, site: Site, call: AttentionCall) -> None:
         """Keep the values of this layer's places."""
         own = self.places.get(site.layer, [])
         if own:
-            kv = [call.kv_head[head] for head, _ in own]
-            values = call.v[0, kv, [key for _, key in own]].detach().cpu().double()
-            self.found |= {(site.layer, *place): value for place, value in zip(own, values, strict=True)}
+            images, keys = [image for image, _, _ in own], [key for _, _, key in own]
+            kv = [call.kv_head[head] for _, head, _ in own]
+            values = call.v[images, kv, keys].detach().cpu().double()
+            for (image, head, key), value in zip(own, values, strict=True):
+                self.found[image, site.layer, head, key] = value
 
 
-def collect(model: Model, pixels: Tensor, wanted: pd.DataFrame, tokens: Sequence[int]) -> pd.DataFrame:
-    """The rows of one image, pixels [1 3 H W]: its wanted values, and its mean final patch token over `tokens`."""
+def collect(
+    model: Model, pixels: Tensor, images: Mapping[int, str], wanted: pd.DataFrame, tokens: Sequence[int]
+) -> pd.DataFrame:
+    """The rows of a group, pixels [G 3 H W]: its wanted values, and each image's mean final token over `tokens`.
+
+    `images` are the group's, index → id, in the order of the pixels; `wanted` has rows of some of them.
+    """
     import pandas as pd
 
-    places = list(wanted[["layer", "head", "key"]].itertuples(index=False, name=None))
+    place = {index: number for number, index in enumerate(images)}
+    columns = ["image_index", "layer", "head", "key"]
+    places = [(place[index], *rest) for index, *rest in wanted[columns].itertuples(index=False, name=None)]
     reader = ValueReader(places)
     layers = sorted(reader.places)
     if layers:
@@ -65,11 +74,12 @@ def collect(model: Model, pixels: Tensor, wanted: pd.DataFrame, tokens: Sequence
             final = hooks.run(pixels)
     else:
         final = model(pixels)
-    vectors = [reader.found[place].numpy() for place in places]
-    mean = exact(final[0, list(tokens)]).mean(0)
-    found = wanted.drop(columns="image_index").assign(vector=pd.Series(vectors, index=wanted.index, dtype=object))
-    whole = {"layer": [-1], "head": [-1], "what": [PATCHES], "for_index": [-1], "key": [-1]}
-    return pd.concat([found, pd.DataFrame(whole | {"vector": [mean.cpu().numpy()]})], ignore_index=True)
+    vectors = [reader.found[one].numpy() for one in places]
+    found = wanted.assign(vector=pd.Series(vectors, index=wanted.index, dtype=object))
+    means = list(exact(final[:, list(tokens)]).mean(1).cpu().numpy())
+    whole = {"image_index": list(images), "layer": -1, "head": -1, "what": PATCHES, "for_index": -1, "key": -1}
+    table = pd.concat([found, pd.DataFrame(whole | {"vector": means})], ignore_index=True)
+    return table.assign(image=table["image_index"].map(dict(images)))
 
 
 class Values:

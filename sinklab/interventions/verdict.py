@@ -1,8 +1,10 @@
 """What the effects say of a head or a class: does it do what its name claims?
 
 A NOP's sink value is near nothing, so it makes no difference whether it is zeroed, averaged or swapped for another
-image's sink value; giving it an ordinary value, or taking the sink away, does. A broadcast's sink value matters but is
-shared: zeroing it or taking the sink away does much, another image's sink value or the average does little.
+image's sink value; giving it an ordinary value, or taking the sink away, does. A broadcast's sink value matters, and
+all tokens get it alike. That value may be the same for all images: zeroing it or taking the sink away does much,
+another image's sink value or the average does little. Or it carries something of its image: then another image's value
+moves all tokens alike, towards that image (Table 3).
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ SIGNATURES = {
     "broadcast": (("mean", "donor"), ("zero", "route")),
 }
 """Class → the edits that do little, and those that do much."""
+CARRIED = (("shared_energy", 0.9), ("donor_cosine", 0.5))
+"""A donor's value is carried to all tokens if its change has at least these, with the whole interval."""
 MUCH = 0.5
 """An edit does little against another if it does at most this share of it, with the whole interval."""
 FEW = 5
@@ -37,11 +41,14 @@ def judge(sample: Sample, group: Group, min_images: int) -> tuple[str, str]:
     if 1 < sample.heads < FEW_HEADS:
         return "undecided", f"{sample.heads} heads, fewer than the {FEW_HEADS} that a class's verdict needs"
     states = {kind: _fits(sample, kind) for kind in SIGNATURES}
+    carried = _carries(sample) if states["broadcast"][0] != "fits" else None
+    if carried is not None:
+        states["broadcast"] = ("fits", carried)
     fitting = [kind for kind, (state, _) in states.items() if state == "fits"]
     if len(fitting) == 1:
         return fitting[0], states[fitting[0]][1]
-    if len(fitting) == 2:
-        return "neither", "the effects fit both signatures"
+    if len(fitting) == 2:  # zero does little against everything, and a value that never varies even less
+        return "nop", states["nop"][1]
     if all(state == "excluded" for state, _ in states.values()):
         return "neither", "; ".join(f"not a {_name(kind)}: {why}" for kind, (_, why) in states.items())
     open_ = next(kind for kind, (state, _) in states.items() if state == "open")
@@ -69,6 +76,18 @@ def _fits(sample: Sample, kind: str) -> tuple[str, str]:
         a, b = unsure[0]
         return "open", f"whether {a} does at most half of what {b} does is not certain"
     return "fits", f"{_listed(little)} {'do' if len(little) > 1 else 'does'} at most half of what {_listed(much)} do"
+
+
+def _carries(sample: Sample) -> str | None:
+    """Why the sink carries something of its image to all tokens; None where that is not certain."""
+    if not all(sample.has(name) for name in ("donor", "zero", "zero_ordinary")):
+        return None
+    measured = np.stack([sample.column("donor", measure) for measure, _ in CARRIED], axis=1)
+    control = sample.column("zero_ordinary") - MUCH * sample.column("zero")
+    low, high = sample.interval(np.column_stack([measured, control]))
+    if not (all(at >= least for at, (_, least) in zip(low[:2], CARRIED, strict=True)) and high[2] < 0):
+        return None
+    return "a donor's value moves all tokens alike and towards the donor, and an ordinary token's value does little"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -126,6 +126,7 @@ def load_toy_model(path: Path, saved_request: dict[str, Any], *, name: str) -> L
             task={"kind": saved["kind"], "seed": saved["seed"], "config": config},
             rule="mass" if idle else "relaxed",
             batch_size=256,
+            together=64,
         ),
         extra={"arm": saved["arm"]},
     )

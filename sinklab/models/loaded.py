@@ -99,6 +99,8 @@ class SequenceInput:
     """The sink rule that fits unless another is asked for."""
     batch_size: int = 16
     """Sequences at once, unless another number is asked for."""
+    together: int = 1
+    """Sequences whose edits run together: more where they are short and the model small."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,7 +117,8 @@ def _codes(labels: pd.Series[str], names: Sequence[str]) -> np.ndarray:
     import numpy as np
     import pandas as pd
 
-    codes = pd.Index(names, dtype=object).get_indexer(pd.Index(labels))
+    known: pd.Index = pd.Index(list(names), dtype="object")
+    codes = known.get_indexer(pd.Index(labels))
     return np.where(codes < 0, len(names), codes)
 
 

@@ -80,10 +80,10 @@ def test_what_is_not_defined_is_not_a_number() -> None:
 def test_the_answer_of_a_classifier() -> None:
     """p = (1/2, 1/2), q = (1/4, 3/4): KL = log 2 − ½ log 3 + … = ½ log(4/3); label 0 costs log 2 more."""
     before, after = torch.tensor([0.0, 0.0]), torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0]])
-    numbers = answers(before, after, 0)
+    numbers = answers(before, after, [0] * len(after))
     assert numbers["kl"].tolist() == pytest.approx([0.5 * math.log(4 / 3), 0.0], abs=1e-7)
     assert numbers["ce_change"].tolist() == pytest.approx([math.log(2.0), 0.0], abs=1e-7)
     assert numbers["top1_same"].tolist() == [0.0, 1.0]
-    assert bool(torch.isnan(answers(before, after, None)["ce_change"]).all())
-    sure = answers(torch.tensor([0.0, -torch.inf]), torch.tensor([[0.0, 0.0]]), None)
+    assert bool(torch.isnan(answers(before, after, [None] * len(after))["ce_change"]).all())
+    sure = answers(torch.tensor([0.0, -torch.inf]), torch.tensor([[0.0, 0.0]]), [None])
     assert float(sure["kl"]) == pytest.approx(math.log(2.0))

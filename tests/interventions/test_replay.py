@@ -36,6 +36,7 @@ def members(rows: list[tuple[int, int, int, str]], dim: int) -> Members:
     value = {i: torch.zeros(dim, dtype=torch.float64) for i, row in enumerate(rows) if row[3] == "zero"}
     columns = [torch.tensor(column) for column in list(zip(*rows, strict=True))[:3]]
     return Members(
+        origin=torch.zeros(len(rows) + 1, dtype=torch.int64),
         row=torch.arange(1, len(rows) + 1),
         layer=columns[0],
         head=columns[1],
@@ -53,7 +54,7 @@ def test_resuming_without_an_edit_gives_the_whole_forwards_tokens(name: str, lay
     before = traces(model.module)
     with torch.inference_mode():
         start = unedited(model, x, [layer])
-        with resuming(model, start, layer, 3):
+        with resuming(model, start, layer, torch.zeros(3, dtype=torch.int64)):
             resumed = model(x)
     assert resumed.shape[0] == 3 and resumed.shape[1:] == start.tokens.shape[1:]
     torch.testing.assert_close(resumed, start.tokens.expand_as(resumed), rtol=1e-4, atol=1e-5)
@@ -68,7 +69,7 @@ def test_edits_in_one_batch_equal_whole_forwards_one_by_one(name: str) -> None:
     rows = [(1, head, key, edit) for head in range(HEADS) for key in (0, 5) for edit in ("zero", "route")]
     with torch.inference_mode():
         start = unedited(model, x, [1])
-        tokens, editor = run_rows(model, start, 1, members(rows, site.head_dim), len(rows) + 1)
+        tokens, editor = run_rows(model, start, 1, members(rows, site.head_dim))
         for number, (layer, head, key, edit) in enumerate(rows, start=1):
             one = (Edit.zero if edit == "zero" else Edit.route)(head=(layer, head), at=key)
             with HookManager(model) as hooks, hooks.edit([one]):
@@ -84,7 +85,7 @@ def test_a_null_edit_leaves_every_bit(name: str) -> None:
     model, x = handle(name), pixels(name, batch=1)
     rows = [(1, head, 4, "zero") for head in range(HEADS)]
     with torch.inference_mode():
-        null_check(model, unedited(model, x, [1]), 1, members(rows, model.sites[1].head_dim), HEADS + 1)
+        null_check(model, unedited(model, x, [1]), 1, members(rows, model.sites[1].head_dim))
 
 
 def test_blocks_that_return_tuples_are_resumed_too() -> None:
@@ -108,7 +109,7 @@ def test_blocks_that_return_tuples_are_resumed_too() -> None:
     x = pixels("timm dinov2", batch=1)
     with torch.inference_mode():
         start = unedited(model, x, [1])
-        with resuming(model, start, 1, 2):
+        with resuming(model, start, 1, torch.zeros(2, dtype=torch.int64)):
             torch.testing.assert_close(model(x), start.tokens.expand(2, -1, -1))
 
 
@@ -118,7 +119,7 @@ def test_nothing_is_left_after_an_error_while_resuming() -> None:
     before = traces(model.module)
     with torch.inference_mode():
         start = unedited(model, x, [1])
-        with pytest.raises(RuntimeError), resuming(model, start, 1, 2):
+        with pytest.raises(RuntimeError), resuming(model, start, 1, torch.zeros(2, dtype=torch.int64)):
             raise RuntimeError
     assert traces(model.module) == before
 
@@ -126,9 +127,9 @@ def test_nothing_is_left_after_an_error_while_resuming() -> None:
 def test_several_layers_edited_in_one_row_fire_once_each() -> None:
     model, x = handle("timm dinov2", torch.float64), pixels("timm dinov2", batch=1).double()
     both = members([(0, 1, 3, "zero"), (1, 2, 0, "route")], model.sites[0].head_dim)
-    both = Members(**{**both.__dict__, "row": torch.tensor([1, 1])})
+    both = Members(**{**both.__dict__, "row": torch.tensor([1, 1]), "origin": torch.zeros(2, dtype=torch.int64)})
     with torch.inference_mode():
-        tokens, editor = run_rows(model, unedited(model, x, [0]), 0, both, 2)
+        tokens, editor = run_rows(model, unedited(model, x, [0]), 0, both)
         with HookManager(model) as hooks, hooks.edit([Edit.zero(head=(0, 1), at=3), Edit.route(head=(1, 2), at=0)]):
             whole = hooks.run(x)
     assert editor.fired.tolist() == [0, 2]

@@ -137,3 +137,22 @@ def test_the_seed_alone_decides_the_draws() -> None:
     first, again, other = (summarise_effects(t, seed=s)[0] for t, s in ((table, 0), (shuffled, 0), (table, 1)))
     pd.testing.assert_frame_equal(first, again)
     assert not first["low"].equals(other["low"])
+
+
+def test_a_value_that_never_varies_and_does_little_is_a_nop() -> None:
+    """Mean and donor are exactly 0 beside a small zero, so both signatures hold: what zero does decides."""
+    table = rows("nop", 0, 0, 30, "nop")
+    table.loc[table["edit"].isin(["mean", "donor"]), "patch_change"] = 0.0
+    assert verdict_of(table)["head", "0", 0, 0] == "nop"
+
+
+@pytest.mark.parametrize(
+    ("shared", "toward", "verdict"), [(0.99, 0.95, "broadcast"), (0.5, 0.95, "neither"), (0.99, 0.1, "neither")]
+)
+def test_a_value_that_carries_its_image_to_all_tokens_is_a_broadcast(
+    shared: float, toward: float, verdict: str
+) -> None:
+    """Table 3: a donor's value changes as much as zero does, but all tokens alike and towards the donor."""
+    table = rows("broadcast", 1, 0, 30, "neither")
+    table.loc[table["edit"] == "donor", ["shared_energy", "donor_cosine"]] = [shared, toward]
+    assert verdict_of(table)["head", "1+", 1, 0] == verdict

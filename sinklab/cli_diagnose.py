@@ -1,0 +1,241 @@
+"""`sinklab diagnose`: the options of the command line, and those that other commands share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sinklab import terminal
+from sinklab.errors import InputError, printable
+from sinklab.settings import layer_numbers, safe_name
+
+
+class RuleName(StrEnum):
+    """When a head is sunk."""
+
+    relaxed = "relaxed"
+    strict = "strict"
+    mass = "mass"
+
+
+class DefinitionName(StrEnum):
+    """Which meaning of NOP and broadcast the report leads with."""
+
+    causal = "causal"
+    counts = "counts"
+
+
+class Dtype(StrEnum):
+    """The model's precision."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="demo, timm:NAME, openclip:ARCH[/TAG or FILE], hf:REPO_OR_DIR, dinov2:NAME, a PATH (`sinklab models`).",
+    ),
+]
+Weights = Annotated[Path | None, typer.Option(help="A local weights file for the architecture named.")]
+RandomWeights = Annotated[
+    bool, typer.Option("--random-weights", help="Draw the weights from --seed, for images of --size.")
+]
+AllowPickle = Annotated[
+    bool, typer.Option("--allow-pickle", help="Also read weights files that may run code when they are opened.")
+]
+Offline = Annotated[bool, typer.Option("--offline", help="Never touch the network.")]
+Seed = Annotated[int, typer.Option(help="For --limit and --random-weights.")]
+Size = Annotated[
+    str,
+    typer.Option(help="Pixels: short side to size*256/224, then a centre crop; or native, the model's own transform."),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
+
+
+def diagnose(
+    model: ModelName = "demo",
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="IMAGES",
+            help="Files, folders, @list.txt, WebDataset .tar shards (glob or {000..009}), or demo (the default).",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="RUN", help="The run folder; default runs/MODEL.")
+    ] = None,
+    size: Size = "224",
+    batch_size: Annotated[int | None, typer.Option(help="Inputs at once [default: 16; controlled tasks: 256].")] = None,
+    device: Device = "auto",
+    dtype: Annotated[
+        Dtype, typer.Option(help="Precision of the model; statistics are fp32 or better.")
+    ] = Dtype.float32,
+    workers: Annotated[int, typer.Option(help="Processes that decode images; 0 decodes in a thread.")] = 0,
+    limit: Annotated[int | None, typer.Option(help="Use this many images, drawn by --seed.")] = None,
+    seed: Seed = 0,
+    rule: Annotated[
+        RuleName | None, typer.Option(help="When a head counts as sunk [default: relaxed; some tasks: mass].")
+    ] = None,
+    attention: Annotated[
+        float | None, typer.Option(help="relaxed: attention that makes a query routed [default: 0.5].")
+    ] = None,
+    fraction: Annotated[
+        float | None, typer.Option(help="relaxed: share of queries that must be routed [default: 0.9].")
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="strict: every query gives 1 - epsilon, at most 0.5 [default: 0.5].")
+    ] = None,
+    mass: Annotated[float | None, typer.Option(help="mass: the least inflow [default: 0.3].")] = None,
+    definition: Annotated[
+        DefinitionName, typer.Option(help="Definition of NOP and broadcast that the report leads with.")
+    ] = DefinitionName.causal,
+    layers: Annotated[str | None, typer.Option(help="Only these layers, e.g. 1-23 or 0,5,7-9.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Tables only.")] = False,
+    fast: Annotated[
+        bool,
+        typer.Option("--fast", help="Compute z in the statistics pass: output equal to rounding, not bit for bit."),
+    ] = False,
+    strict_images: Annotated[
+        bool, typer.Option("--strict-images", help="Stop at the first image that cannot be used.")
+    ] = False,
+    weights: Weights = None,
+    random_weights: RandomWeights = False,
+    allow_pickle: AllowPickle = False,
+    offline: Offline = False,
+) -> None:
+    """Measure every attention head on every image, name its sinks, and write a report.
+
+    Many GPUs or machines: torchrun --nproc-per-node N -m sinklab diagnose ...
+    """
+    from sinklab.trained import to_diagnose
+
+    folder = output or Path("runs") / safe_name(model)
+    with terminal.errors_as_sentences(lambda: _how_to_go_on(folder, overwrite)):
+        options = {
+            "rule": _rule(rule, attention, fraction, epsilon, mass),
+            "definition": definition.value,
+            "layers": layer_numbers(layers),
+            "size": size_of(size),
+            "batch_size": batch_size,
+            "dtype": dtype.value,
+            "device": device,
+            "workers": workers,
+            "limit": limit,
+            "seed": seed,
+            "fast": fast,
+            "strict_images": strict_images,
+            "overwrite": overwrite,
+            "resume": resume,
+            "report": not no_report,
+            "command": ["sinklab", *sys.argv[1:]],
+        }
+        if resume and overwrite:
+            raise InputError("--resume goes on with a run and --overwrite replaces it: give one of them.")
+        from sinklab.data.images import find_images
+
+        found = find_images(images, limit=limit, seed=seed) if images else None  # before the model: the quicker error
+        for name, into in to_diagnose(model, output) or [(model, folder)]:  # of a training run, all its models
+            folder = into
+            handle = load_model(name, weights, random_weights, seed, offline, allow_pickle, dtype.value, size_of(size))
+            from sinklab.diagnosis import diagnose as run_diagnosis
+
+            with terminal.progress() as progress:
+                run = run_diagnosis(handle, found, into, progress=progress, **options)
+            if os.environ.get("RANK", "0") == "0":
+                _tell(run, handle.provenance.notes, "summary.json" if no_report else "report.html")
+
+
+def _tell(run: Any, notes: Sequence[str], result: str) -> None:
+    """What was found, and where it is."""
+    for note in notes:  # at the end, so that a refusal stands alone
+        terminal.note(note)
+    _say_skipped(run.skipped())
+    from sinklab.reports.spoken import verdict_lines
+
+    terminal.verdict(verdict_lines(run))
+    print(run.path / result)
+
+
+def size_of(text: str) -> int | str:
+    if text == "native":
+        return text
+    if not text.isdigit() or int(text) == 0:
+        raise InputError(f"--size is a number of pixels or native, not {text!r}.")
+    return int(text)
+
+
+def _rule(
+    name: RuleName | None, attention: float | None, fraction: float | None, epsilon: float | None, mass: float | None
+) -> Any:
+    """The rule with its own thresholds; one that belongs to another rule is refused, not ignored. None if left open."""
+    from sinklab.sinks.rule import SinkRule
+
+    if name is None:
+        if all(value is None for value in (attention, fraction, epsilon, mass)):
+            return None
+        name = RuleName.relaxed
+    given = {"attention": attention, "fraction": fraction, "epsilon": epsilon, "mass": mass}
+    own = {"relaxed": ("attention", "fraction"), "strict": ("epsilon",), "mass": ("mass",)}
+    for option, value in given.items():
+        if value is not None and option not in own[name.value]:
+            owner = next(rule for rule, options in own.items() if option in options)
+            raise InputError(f"--{option} belongs to --rule {owner}, but the rule is {name.value}.")
+    chosen = {option: value for option, value in given.items() if value is not None}
+    if "mass" in chosen:
+        chosen["threshold"] = chosen.pop("mass")
+    return SinkRule(name=name.value, **chosen)  # type: ignore[arg-type]
+
+
+def load_model(
+    name: str,
+    weights: Path | None,
+    random_weights: bool,
+    seed: int,
+    offline: bool,
+    allow_pickle: bool,
+    dtype: str,
+    size: int | str,
+) -> Any:
+    from sinklab.handle import load
+
+    handle = load(
+        name,
+        weights=weights,
+        random_weights=random_weights,
+        seed=seed,
+        offline=offline,
+        allow_pickle=allow_pickle,
+        image_size=size if random_weights and isinstance(size, int) else None,
+    )
+    if dtype == "float32":
+        handle.module.float()  # weights stored in bfloat16 are widened without loss
+    return handle
+
+
+def _how_to_go_on(output: Path, overwrite: bool) -> str:
+    """After Ctrl-C: what the user types next; nothing where no run was begun."""
+    if not (output / "run.json").is_file():
+        return ""
+    instead = " in place of --overwrite" if overwrite else ""
+    return f"The images finished so far are kept in {output}: the same command with --resume{instead} goes on."
+
+
+def _say_skipped(skipped: list[tuple[str, str]]) -> None:
+    if not skipped:
+        return
+    terminal.say(f"sinklab: {len(skipped)} of the images could not be used (listed in run.json):")
+    for image, reason in skipped[:10]:
+        terminal.say(f"  {printable(image)}: {printable(reason)}")
+    if len(skipped) > 10:
+        terminal.say(f"  … and {len(skipped) - 10} more")
