@@ -118,8 +118,8 @@ def frequency_figure(table: pd.DataFrame, definition: SinkDefinition, counted: C
         lambda width: figures.draw_frequency(table, definition.name, width, words),
         title="How often each head is sunk",
         reading="One cell a head. Its fullness, and the number in it where there is room, is the percentage of "
-        f"{words.nouns} in which the head is sunk; its hue is the class of most of these events; an empty frame is a head that was "
-        f"never sunk.{_how_often(sunk, words)}{crossed}",
+        f"{words.nouns} in which the head is sunk; its hue is the class of most of these events; an empty frame is a "
+        f"head that was never sunk.{_how_often(sunk, words)}{crossed}",
         counts=counted.sentence(definition),
         alt=f"Map of {plural(table['layer'].nunique(), 'layer')} by {plural(int(table['head'].max()) + 1, 'head')}: "
         f"{len(sunk)} of {plural(len(table), 'cell')} are filled.{seen}{crossed}",

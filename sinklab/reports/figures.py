@@ -68,9 +68,7 @@ def draw_kinds(kinds: pd.DataFrame, width: float = drawing.WIDE, words: Words = 
     return figure
 
 
-def draw_frequency(
-    heads: pd.DataFrame, definition: str, width: float = drawing.WIDE, words: Words = IMAGES
-) -> Figure:
+def draw_frequency(heads: pd.DataFrame, definition: str, width: float = drawing.WIDE, words: Words = IMAGES) -> Figure:
     """Fig. 5: on what share of the images each head is sunk; hue is its class, fullness its frequency.
 
     heads: `head_table`, one row per (layer, head). The empty frames are heads that were never sunk.

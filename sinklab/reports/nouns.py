@@ -52,6 +52,7 @@ class Words:
     first: str = "cls"
     """The kind of the first prefix token; "" for a model that has none."""
     first_title: str = "[CLS]"
+    first_name: str = "[CLS]"
     every: str = "every patch"
     """What a plan's edit of all ordinary tokens changes."""
     kinds: tuple[str, ...] = tokens.KINDS
@@ -118,6 +119,7 @@ def sequences(noun: str, prefix: Iterable[str], ordinary: str) -> Words:
         left_out="and so is the sink, wherever it stands",
         first="bos" if "bos" in kinds else "",
         first_title="First token",
+        first_name="the first token",
         every="every ordinary token",
         kinds=kinds,
         kinds_title=", ".join(named).capitalize(),

@@ -181,9 +181,7 @@ def _no_sinks(heads: pd.DataFrame, rule: SinkRule, numbers: dict[str, Any], word
         ordered = finite.astype({column: "float64"}).sort_values(["image_index", "layer", "head"])
         means = ordered.groupby(["layer", "head"])[column].mean().rename("mean").reset_index()
         best = next(each_row(means.sort_values("mean", ascending=False, kind="stable")))
-        near = RULE_WORDS[rule.name].format(
-            value=number(best.mean), share=percent(best.mean), attention=rule.attention
-        )
+        near = RULE_WORDS[rule.name].format(value=number(best.mean), share=percent(best.mean), attention=rule.attention)
         lines.append(
             Markup("Nearest to it came layer {}, head {}, where on average {}.").format(best.layer, best.head, near)
         )
