@@ -11,6 +11,7 @@ import typer
 
 from sinklab import terminal
 from sinklab.errors import InputError
+from sinklab.run import noun_in
 
 
 def patch(
@@ -80,7 +81,7 @@ def patch(
             "plan": None if plan is None else tuple(read_plan(plan)),
             "labels": {} if labels is None else _labels(labels),
         }
-        with terminal.progress() as progress:
+        with terminal.progress(noun_in(run)) as progress:
             done = run_patch(
                 run,
                 images=images or None,

@@ -177,7 +177,7 @@ def routes_figure(routes: pd.DataFrame, definition: SinkDefinition, counted: Cou
     """Lemma 3 with its words; routes: `route_table` with a spectrum."""
     sunk = routes[(routes["events"] > 0) & routes["sigma1_share"].notna()]
     quiet = routes[(routes["events"] == 0) & routes["sigma1_share"].notna()]
-    tall = int((sunk["token_norm_ratio"] >= 2).sum())
+    tall, null = int((sunk["token_norm_ratio"] >= 2).sum()), bool((sunk["token_norm_ratio"] == 0).any())
     against = f" against {number(quiet['sigma1_share'].median())} over the heads without events" if len(quiet) else ""
     return drawn_twice(
         "lemma3-routes",
@@ -187,8 +187,8 @@ def routes_figure(routes: pd.DataFrame, definition: SinkDefinition, counted: Cou
             "A sink needs a large logit. By Lemma 3 of the paper the head can get it from the weights, when one "
             "singular direction of Θ = W<sub>Q</sub> W<sub>K</sub>ᵀ outweighs the rest (to the right), or from the "
             "token, when the sink’s residual stream is far longer than a typical token’s (upwards; the dashed line is "
-            "the median token). Grey points are heads without events. Neither sign alone makes a head a NOP."
-        ),
+            "the median token). Grey points are heads without events. Neither sign alone makes a head a NOP.{}"
+        ).format(f" A sink token without length stands at {figures.NO_LENGTH:g}." if null else ""),
         counts=f"{counted.sentence(definition)} {plural(len(sunk), 'sunk head')}, {plural(len(quiet), 'other')}.",
         alt=f"Scatter of {plural(len(sunk), 'sunk head')} by the share of the first singular value of Θ (median "
         f"{number(sunk['sigma1_share'].median())}{against}) and the norm of the sink token over the median token's; "

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 SMALLEST_RATIO = 0.01
 """Left edge of a logarithmic value-ratio axis: smaller ratios (an exact null value is 0) are drawn on it."""
 
+NO_LENGTH = 0.1
+"""Where a sink token of length 0 stands on Lemma 3's logarithmic axis."""
+
 
 def draw_kinds(kinds: pd.DataFrame, width: float = drawing.WIDE, words: Words = IMAGES) -> Figure:
     """Fig. 4: which kind of token is a head's dominant key, and how much attention flows into it, by layer.
@@ -139,7 +142,8 @@ def draw_routes(routes: pd.DataFrame, definition: str, width: float = drawing.WI
     """
     from matplotlib.lines import Line2D
 
-    routes = routes[routes["sigma1_share"].notna() & (routes["token_norm_ratio"] > 0)]
+    routes = routes[routes["sigma1_share"].notna() & routes["token_norm_ratio"].notna()]
+    routes = routes.assign(token_norm_ratio=routes["token_norm_ratio"].where(routes["token_norm_ratio"] > 0, NO_LENGTH))
     narrow = drawing.is_narrow(width)
     with drawing.paper(width, 3.5 if narrow else 3.9) as figure:
         axes = figure.subplots()

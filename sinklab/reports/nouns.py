@@ -24,10 +24,10 @@ A_KIND = {
 }
 """Each kind of token with its article."""
 KIND_MEANING = {
-    "bos": "the token that every sequence begins with",
-    "special": "tokens that mark something and are no text",
-    "text": "the symbols of the text itself",
-    "token": "those that carry the sequence’s own numbers",
+    "bos": "which every sequence begins with",
+    "special": "which marks something and is no text",
+    "text": "a symbol of the text itself",
+    "token": "which carries the sequence’s own numbers",
 }
 
 
@@ -96,12 +96,17 @@ class Words:
 IMAGES = Words()
 
 
+def _meaning(kinds: tuple[str, ...]) -> str:
+    if len(kinds) == 1:
+        return f"Every token of this model is {A_KIND[kinds[0]]}, {KIND_MEANING[kinds[0]]}."
+    return f"The kinds of token: {joined([f'{KIND_NAME[kind]}, {KIND_MEANING[kind]}' for kind in kinds])}."
+
+
 def sequences(noun: str, prefix: Iterable[str], ordinary: str) -> Words:
     """The words of a run of sequences whose model has these prefix tokens, and then tokens of the kind `ordinary`."""
     had = {*prefix, ordinary}
     kinds = tuple(kind for kind in tokens.SEQUENCE_KINDS if kind in had)
     named = [KIND_NAME[kind] for kind in kinds]
-    meaning = "; ".join(f"{name}: {KIND_MEANING[kind]}" for name, kind in zip(named, kinds, strict=True))
     one_of = [A_KIND[kind] for kind in kinds]
     return replace(
         IMAGES,
@@ -123,7 +128,7 @@ def sequences(noun: str, prefix: Iterable[str], ordinary: str) -> Words:
         every="every ordinary token",
         kinds=kinds,
         kinds_title=", ".join(named).capitalize(),
-        kinds_meaning=f"The kinds of token of this model. {meaning[:1].upper()}{meaning[1:]}.",
+        kinds_meaning=_meaning(kinds),
         a_kind=f"{', '.join(one_of[:-1])} or {one_of[-1]}" if len(one_of) > 1 else f"{joined(one_of)}, as all are here",
         examples=f"Along the {noun}",
         anchor="along",
