@@ -80,7 +80,8 @@ class _Bar:
             console=Console(stderr=True),
             expand=True,
         )
-        self._nouns, self._task = nouns, None
+        self._nouns = nouns
+        self._task: Any = None
         self._start: tuple[float, int] = (time.monotonic(), 0)
 
     def __enter__(self) -> _Bar:

@@ -104,7 +104,9 @@ def request_from_run(folder: Path, asked: Request) -> tuple[Request, str | None]
         raise InputError(f"The run in {folder} looked at a module attached from memory: attach that module again.")
     saved = model.get("request")
     if not isinstance(saved, dict) or "name" not in saved:
-        raise InputError(f"The run in {folder} does not record a model that can be loaded again.")
+        raise InputError(
+            f"The run in {folder} does not record a model that can be loaded again."
+        )
     weights = Path(saved["weights"]) if saved.get("weights") else None
     if weights is not None and not weights.is_file():
         raise NotFoundError(f"The run in {folder} looked at the weights {weights}, which are no longer there.")

@@ -99,7 +99,7 @@ IMAGES = Words()
 def _meaning(kinds: tuple[str, ...]) -> str:
     if len(kinds) == 1:
         return f"Every token of this model is {A_KIND[kinds[0]]}, {KIND_MEANING[kinds[0]]}."
-    return f"The kinds of token: {joined([f'{KIND_NAME[kind]}, {KIND_MEANING[kind]}' for kind in kinds])}."
+    return f"The kinds of token: {'; '.join(f'{A_KIND[kind]}, {KIND_MEANING[kind]}' for kind in kinds)}."
 
 
 def sequences(noun: str, prefix: Iterable[str], ordinary: str) -> Words:

@@ -24,6 +24,7 @@ from sinklab.reports import (
     strips,
     sureness,
     tables,
+    task,
     wording,
 )
 from sinklab.reports.causal_figures import effects_figure, joint_figure
@@ -78,6 +79,8 @@ class Findings:
     has_spectrum: bool
     verdict: Verdict
     how_sure: list[str]
+    task: list[dict[str, Any]]
+    """What a controlled task says of the edits, a table a head; empty without."""
     causal: effects.Causal | None
     """None for a run without interventions, or with interventions under another rule or definition."""
 
@@ -126,6 +129,8 @@ def gather(run: SavedRun) -> Findings:
     own_counts = counts_per_image(heads, [rule], definitions)
     routes, has_spectrum = _routes(run.path / "tables/spectrum.csv", table)
     grid = sensitivity(heads, rule, definitions)
+    edited = None if causal.judged_otherwise(run.config) else effects.read_causal(run.path, run.config)
+    said = None if edited is None else task.read_task(run.path)
     return Findings(
         words=words,
         rule=rule,
@@ -141,7 +146,8 @@ def gather(run: SavedRun) -> Findings:
         has_spectrum=has_spectrum,
         verdict=give_verdict(heads, table, own_counts, rule, definition, words),
         how_sure=sureness.how_sure(heads, table, grid, rule, definition, words),
-        causal=None if causal.judged_otherwise(run.config) else effects.read_causal(run.path, run.config),
+        causal=edited,
+        task=[] if said is None else task.task_tables(said),
     )
 
 
@@ -263,6 +269,7 @@ def _causal_words(config: dict[str, Any], found: Findings) -> dict[str, Any]:
         "causal": saved,
         "other_rule": False,
         "plan": causal_plan.plan_shown(saved),
+        "task": found.task,
         "failed": causal_method.failed_checks(saved),
         "facts": causal_method.method_facts(saved),
     }

@@ -80,8 +80,9 @@ def size_words(config: dict[str, Any], words: Words) -> str:
     """ "224 × 224 px" for a size of one or two numbers, a word as it is, "" if none was recorded; "32 tokens"."""
     size = _part(config, "images").get("size")
     if not words.pictures:
-        known = isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(each, int) for each in size)
-        return plural(size[0] * size[1] + len(prefix_names(config)), "token") if known else ""
+        if not isinstance(size, list | tuple) or len(size) != 2 or not all(isinstance(each, int) for each in size):
+            return ""
+        return plural(size[0] * size[1] + len(prefix_names(config)), "token")
     if isinstance(size, int):
         size = (size, size)
     said = " × ".join(str(each) for each in size) if isinstance(size, list | tuple) else str(size or "")

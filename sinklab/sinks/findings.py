@@ -42,7 +42,9 @@ def theta_table(model: Model, layers: tuple[int, ...] | None) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["layer", "head", "sigma_1", "sigma_2", "sigma_sum", "frobenius", "sigma1_share"])
 
 
-def write_findings(model: Model, images: InputList, transform: View, run: Run, options: ScanOptions) -> list[str]:
+def write_findings(
+    model: Model, images: InputList, transform: View, run: Run, options: ScanOptions
+) -> list[str]:
     """`sinks.parquet`, `summary.json`, `tables/spectrum.csv` and `overlays/`; returns sentences worth keeping."""
     from sinklab.sinks.classify import with_own
     from sinklab.sinks.overlay import choose, write_overlays

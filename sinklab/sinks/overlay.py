@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from sinklab.data.input_list import InputList, InputRef, View
+    from sinklab.data.input_list import InputList, View
     from sinklab.handle import Model
     from sinklab.hooks.seam import AttentionCall
     from sinklab.hooks.site import Site
@@ -127,7 +127,7 @@ def write_overlays(
     return gone
 
 
-def _seen(ref: InputRef, transform: View) -> tuple[Image | None, Tensor]:
+def _seen(ref: Any, transform: View) -> tuple[Image | None, Tensor]:
     """The picture that the model saw, None of a sequence, and the tensor with a batch of one."""
     if not isinstance(transform, ImageTransform):
         return None, transform.of(ref.content(), ref.id)[None]

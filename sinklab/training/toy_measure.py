@@ -35,7 +35,9 @@ Key = tuple[int, str, str]
 WHOLE = -1
 
 
-def evaluate(model: ToyModel, task: ToyTask, *, batches: int, size: int, device: Any = "cpu") -> list[dict[str, Any]]:
+def evaluate(
+    model: ToyModel, task: ToyTask, *, batches: int, size: int, device: Any = "cpu"
+) -> list[dict[str, Any]]:
     """One row a (layer, edit, metric) with mean and sem over `batches` batches of `size` sequences.
 
     The metrics are those of the task: see `nop_numbers`, `branch_numbers`, `broadcast_numbers`.
