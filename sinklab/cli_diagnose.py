@@ -13,6 +13,7 @@ import typer
 
 from sinklab import terminal
 from sinklab.errors import InputError, printable
+from sinklab.run import noun_in
 from sinklab.settings import layer_numbers, safe_name
 
 
@@ -150,17 +151,18 @@ def diagnose(
             handle = load_model(name, weights, random_weights, seed, offline, allow_pickle, dtype.value, size_of(size))
             from sinklab.diagnosis import diagnose as run_diagnosis
 
-            with terminal.progress() as progress:
+            noun = "image" if handle.loaded.sequences is None else "sequence"
+            with terminal.progress(noun) as progress:
                 run = run_diagnosis(handle, found, into, progress=progress, **options)
             if os.environ.get("RANK", "0") == "0":
-                _tell(run, handle.provenance.notes, "summary.json" if no_report else "report.html")
+                _tell(run, handle.provenance.notes, noun, "summary.json" if no_report else "report.html")
 
 
-def _tell(run: Any, notes: Sequence[str], result: str) -> None:
+def _tell(run: Any, notes: Sequence[str], noun: str, result: str) -> None:
     """What was found, and where it is."""
     for note in notes:  # at the end, so that a refusal stands alone
         terminal.note(note)
-    _say_skipped(run.skipped())
+    _say_skipped(run.skipped(), noun)
     from sinklab.reports.spoken import verdict_lines
 
     terminal.verdict(verdict_lines(run))
@@ -227,14 +229,15 @@ def _how_to_go_on(output: Path, overwrite: bool) -> str:
     """After Ctrl-C: what the user types next; nothing where no run was begun."""
     if not (output / "run.json").is_file():
         return ""
+    noun = noun_in(output)
     instead = " in place of --overwrite" if overwrite else ""
-    return f"The images finished so far are kept in {output}: the same command with --resume{instead} goes on."
+    return f"The {noun}s finished so far are kept in {output}: the same command with --resume{instead} goes on."
 
 
-def _say_skipped(skipped: list[tuple[str, str]]) -> None:
+def _say_skipped(skipped: list[tuple[str, str]], noun: str) -> None:
     if not skipped:
         return
-    terminal.say(f"sinklab: {len(skipped)} of the images could not be used (listed in run.json):")
+    terminal.say(f"sinklab: {len(skipped)} of the {noun}s could not be used (listed in run.json):")
     for image, reason in skipped[:10]:
         terminal.say(f"  {printable(image)}: {printable(reason)}")
     if len(skipped) > 10:

@@ -11,6 +11,7 @@ import typer
 
 from sinklab import terminal
 from sinklab.errors import InputError
+from sinklab.run import noun_in
 
 
 def patch(
@@ -85,7 +86,7 @@ def patch(
         from sinklab.trained import to_patch
 
         for one in to_patch(run) or [run]:  # of a training run, all its models
-            with terminal.progress() as progress:
+            with terminal.progress(noun_in(one)) as progress:
                 done = run_patch(one, images=images or None, held_out=_held_out(heldout), progress=progress, **chosen)
             if os.environ.get("RANK", "0") == "0":
                 _tell(done, "tables/effects.csv" if no_report else "report.html")

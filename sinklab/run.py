@@ -276,3 +276,12 @@ def _refuse(path: Path, may_exist: bool) -> None:
         raise InputError(
             f"{path} holds a run already: --resume goes on with it, --overwrite replaces it, or choose another folder."
         )
+
+
+def noun_in(run: Path) -> str:
+    """What the inputs of the run in a folder are called; "image" where its run.json does not say."""
+    try:
+        noun = json.loads((run / "run.json").read_text(encoding="utf-8"))["images"]["noun"]
+    except (OSError, ValueError, LookupError, TypeError):  # whoever needs the file says what is wrong with it
+        return "image"
+    return noun if isinstance(noun, str) else "image"

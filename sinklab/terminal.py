@@ -65,14 +65,14 @@ def warnings_as_lines() -> None:
 
 
 class _Bar:
-    """Progress on a terminal (rich): images, images/s, time left."""
+    """Progress on a terminal (rich): images, images/s, time left; or whatever the inputs are called."""
 
-    def __init__(self) -> None:
+    def __init__(self, nouns: str) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._progress = Progress(
-            TextColumn("images"),
+            TextColumn(nouns),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"),
@@ -80,6 +80,7 @@ class _Bar:
             console=Console(stderr=True),
             expand=True,
         )
+        self._nouns = nouns
         self._task: Any = None
         self._start: tuple[float, int] = (time.monotonic(), 0)
 
@@ -92,15 +93,16 @@ class _Bar:
 
     def __call__(self, done: int, total: int) -> None:
         if self._task is None:
-            self._task = self._progress.add_task("images", total=total, completed=done, rate="")
+            self._task = self._progress.add_task(self._nouns, total=total, completed=done, rate="")
             self._start = (time.monotonic(), done)
-        self._progress.update(self._task, completed=done, total=total, rate=_rate(self._start, done))
+        self._progress.update(self._task, completed=done, total=total, rate=_rate(self._start, done, self._nouns))
 
 
 class _Lines:
     """Progress in a pipe or a log file: a line now and then, and one at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, nouns: str) -> None:
+        self._nouns = nouns
         self._start: tuple[float, int] | None = None
         self._last = time.monotonic()
 
@@ -116,25 +118,27 @@ class _Lines:
         if self._start is None:
             self._start = (now, done)
         if first and done < total:
-            say(f"images {done}/{total}")
+            say(f"{self._nouns} {done}/{total}")
         elif now - self._last >= PLAIN_EVERY or (done >= total and not first):
             self._last = now
-            say(f"images {done}/{total}  {_rate(self._start, done)}  {_left(self._start, done, total)}".rstrip())
+            rate, left = _rate(self._start, done, self._nouns), _left(self._start, done, total)
+            say(f"{self._nouns} {done}/{total}  {rate}  {left}".rstrip())
 
 
-def _rate(start: tuple[float, int], done: int) -> str:
-    seconds, images = time.monotonic() - start[0], done - start[1]
-    return f"{images / seconds:.1f} images/s" if images and seconds > 0 else ""
+def _rate(start: tuple[float, int], done: int, nouns: str) -> str:
+    seconds, seen = time.monotonic() - start[0], done - start[1]
+    return f"{seen / seconds:.1f} {nouns}/s" if seen and seconds > 0 else ""
 
 
 def _left(start: tuple[float, int], done: int, total: int) -> str:
-    seconds, images = time.monotonic() - start[0], done - start[1]
-    return f"{(total - done) * seconds / images:.0f} s left" if images and done < total else ""
+    seconds, seen = time.monotonic() - start[0], done - start[1]
+    return f"{(total - done) * seconds / seen:.0f} s left" if seen and done < total else ""
 
 
-def progress() -> Any:
-    """A with-block that gives a callable (done, total)."""
-    return _Bar() if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0" else _Lines()
+def progress(noun: str = "image") -> Any:
+    """A with-block that gives a callable (done, total); `noun` is what an input is called."""
+    drawn = sys.stderr.isatty() and os.environ.get("RANK", "0") == "0"
+    return _Bar(f"{noun}s") if drawn else _Lines(f"{noun}s")
 
 
 class _Training:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from sinklab.reports import drawing, figures
+from sinklab.reports.nouns import IMAGES, Words
 from sinklab.reports.palette import CLASS_NAME, KIND_NAME, KINDS
 from sinklab.reports.svg import inline_svg, png_bytes, svg_markup
 from sinklab.reports.tables import each_row
@@ -50,10 +51,11 @@ class Counted:
     images: int
     events: int
     rule: str
+    words: Words = IMAGES
 
     def sentence(self, definition: SinkDefinition | None = None) -> str:
         """ "n = 12 images, 143 events (relaxed rule); classes by the definition “causal”."""
-        stated = f"n = {plural(self.images, 'image')}, {plural(self.events, 'event')} ({self.rule} rule)"
+        stated = f"n = {self.words.count(self.images)}, {plural(self.events, 'event')} ({self.rule} rule)"
         return stated + (f"; classes by the definition “{definition.name}”." if definition else ".")
 
 
@@ -73,7 +75,7 @@ def drawn_twice(name: str, draw: Callable[[float], Figure], **words: Any) -> Dra
 
 def kinds_figure(kinds: pd.DataFrame, counted: Counted) -> Drawn:
     """Fig. 4 with its words; kinds: `kind_by_layer`."""
-    layers = sorted(int(layer) for layer in kinds["layer"].unique())
+    layers, words = sorted(int(layer) for layer in kinds["layer"].unique()), counted.words
     parts = []
     for layer in dict.fromkeys((layers[0], layers[len(layers) // 2], layers[-1])):
         rows = kinds[(kinds["layer"] == layer) & (kinds["share"] > 0)].sort_values("share", ascending=False)
@@ -86,12 +88,14 @@ def kinds_figure(kinds: pd.DataFrame, counted: Counted) -> Drawn:
         peak = f" The highest mean inflow is {fixed(top.inflow)}, on {KIND_NAME[top.kind]} in layer {top.layer}."
     return drawn_twice(
         "fig4-token-kinds",
-        lambda width: figures.draw_kinds(kinds, width),
+        lambda width: figures.draw_kinds(kinds, width, words),
         title="Which token draws the most attention, layer by layer",
-        reading="Above: in what share of all head × image pairs of a layer the dominant key – the one with the largest "
-        "inflow – is [CLS], a register or a patch. Below: how much attention, averaged over queries and pairs, flows "
-        "into it. All heads count here, sunk or not: no rule is involved.",
-        counts=f"{counted.sentence()} {plural(int(kinds['pairs'].sum()), 'finite head × image pair')}.",
+        reading=words.say(
+            "Above: in what share of all head × {noun} pairs of a layer the dominant key – the one with the largest "
+            "inflow – is {a_kind}. Below: how much attention, averaged over queries and pairs, flows "
+            "into it. All heads count here, sunk or not: no rule is involved."
+        ),
+        counts=f"{counted.sentence()} {plural(int(kinds['pairs'].sum()), f'finite head × {words.noun} pair')}.",
         alt=f"Stacked bars of the dominant key's kind by layer. {'; '.join(parts)}.{peak}",
         table=kinds,
     )
@@ -99,7 +103,7 @@ def kinds_figure(kinds: pd.DataFrame, counted: Counted) -> Drawn:
 
 def frequency_figure(table: pd.DataFrame, definition: SinkDefinition, counted: Counted) -> Drawn:
     """Fig. 5 with its words; table: `head_table`."""
-    column = f"class_{definition.name}"
+    column, words = f"class_{definition.name}", counted.words
     sunk = table[table["events"] > 0].sort_values(["frequency", "layer", "head"], ascending=[False, True, True])
     fullest = [f"layer {row.layer} head {row.head} ({percent(row.frequency)}, {CLASS_NAME[getattr(row, column)]})"
                for row in each_row(sunk.head(4))]  # fmt: skip
@@ -111,11 +115,11 @@ def frequency_figure(table: pd.DataFrame, definition: SinkDefinition, counted: C
     kept = ["layer", "head", "images", "events", "frequency", column]
     return drawn_twice(
         "fig5-event-frequency",
-        lambda width: figures.draw_frequency(table, definition.name, width),
+        lambda width: figures.draw_frequency(table, definition.name, width, words),
         title="How often each head is sunk",
-        reading="One cell a head. Its fullness, and the number in it where there is room, is the percentage of images "
-        "in which the head is sunk; its hue is the class of most of these events; an empty frame is a head that was "
-        f"never sunk.{_how_often(sunk)}{crossed}",
+        reading="One cell a head. Its fullness, and the number in it where there is room, is the percentage of "
+        f"{words.nouns} in which the head is sunk; its hue is the class of most of these events; an empty frame is a "
+        f"head that was never sunk.{_how_often(sunk, words)}{crossed}",
         counts=counted.sentence(definition),
         alt=f"Map of {plural(table['layer'].nunique(), 'layer')} by {plural(int(table['head'].max()) + 1, 'head')}: "
         f"{len(sunk)} of {plural(len(table), 'cell')} are filled.{seen}{crossed}",
@@ -123,16 +127,16 @@ def frequency_figure(table: pd.DataFrame, definition: SinkDefinition, counted: C
     )
 
 
-def _how_often(sunk: pd.DataFrame) -> str:
+def _how_often(sunk: pd.DataFrame, words: Words) -> str:
     """Whether this run's sinks live in heads that sink on nearly every image, or come and go."""
     if not len(sunk):
         return ""
     most, often = float(sunk["frequency"].max()), int((sunk["frequency"] >= NEARLY_EVERY).sum())
     if not often:
-        return f" No head sinks on nearly every image; the most frequent one does so on {percent(most)}."
+        return f" No head sinks on nearly every {words.noun}; the most frequent one does so on {percent(most)}."
     heads = f"{often} of {plural(len(sunk), 'sunk head')}" if often < len(sunk) else "every head that sinks"
     return f" Here {heads} {'sinks' if often == 1 or often == len(sunk) else 'sink'} on at least " + (
-        f"{percent(NEARLY_EVERY)} of the images."
+        f"{percent(NEARLY_EVERY)} of the {words.nouns}."
     )
 
 
@@ -173,7 +177,7 @@ def routes_figure(routes: pd.DataFrame, definition: SinkDefinition, counted: Cou
     """Lemma 3 with its words; routes: `route_table` with a spectrum."""
     sunk = routes[(routes["events"] > 0) & routes["sigma1_share"].notna()]
     quiet = routes[(routes["events"] == 0) & routes["sigma1_share"].notna()]
-    tall = int((sunk["token_norm_ratio"] >= 2).sum())
+    tall, null = int((sunk["token_norm_ratio"] >= 2).sum()), bool((sunk["token_norm_ratio"] == 0).any())
     against = f" against {number(quiet['sigma1_share'].median())} over the heads without events" if len(quiet) else ""
     return drawn_twice(
         "lemma3-routes",
@@ -183,8 +187,8 @@ def routes_figure(routes: pd.DataFrame, definition: SinkDefinition, counted: Cou
             "A sink needs a large logit. By Lemma 3 of the paper the head can get it from the weights, when one "
             "singular direction of Θ = W<sub>Q</sub> W<sub>K</sub>ᵀ outweighs the rest (to the right), or from the "
             "token, when the sink’s residual stream is far longer than a typical token’s (upwards; the dashed line is "
-            "the median token). Grey points are heads without events. Neither sign alone makes a head a NOP."
-        ),
+            "the median token). Grey points are heads without events. Neither sign alone makes a head a NOP.{}"
+        ).format(f" A sink token without length stands at {figures.NO_LENGTH:g}." if null else ""),
         counts=f"{counted.sentence(definition)} {plural(len(sunk), 'sunk head')}, {plural(len(quiet), 'other')}.",
         alt=f"Scatter of {plural(len(sunk), 'sunk head')} by the share of the first singular value of Θ (median "
         f"{number(sunk['sigma1_share'].median())}{against}) and the norm of the sink token over the median token's; "

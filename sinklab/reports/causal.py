@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from sinklab.reports.effects import CAUSAL_CLASSES, LARGE, SMALL, Causal, class_cells, head_rows, shown_blocks
+from sinklab.reports.nouns import Words
 from sinklab.reports.palette import CLASS_NAME
 from sinklab.reports.sections import records
 from sinklab.reports.verdict import LIKENED
@@ -69,7 +70,7 @@ def _class_finding(causal: Causal, name: str, rows: list[dict[str, Any]]) -> dic
     verdicts = _class_verdicts(causal, name)
     blocks = shown_blocks(causal, name)
     leading = blocks if blocks in verdicts else next(iter(verdicts), "")
-    others = [_sentence(_verdict_words(name, verdict, rows)) for each, verdict in verdicts.items()
+    others = [_sentence(_verdict_words(name, verdict, rows, causal.words)) for each, verdict in verdicts.items()
               if each in ("1+", "0") and leading in ("1+", "0") and each != leading]  # fmt: skip
     against = [(head_name(row["layer"], row["head"]), BEHAVES.get(row["verdict"], row["verdict"]), row["reason"])
                for row in rows if row["agrees"] == "False"]  # fmt: skip
@@ -112,7 +113,7 @@ def _lead(causal: Causal, name: str, verdict: dict[str, Any] | None, rows: list[
     stated = {"True": "the interventions agree", "False": "the interventions do not agree"}
     return Markup("{} {}").format(
         label.format(name, f"{titled}: {stated.get(verdict['agrees'], 'undecided')}."),
-        _sentence(_verdict_words(name, verdict, rows)),
+        _sentence(_verdict_words(name, verdict, rows, causal.words)),
     )
 
 
@@ -120,10 +121,10 @@ def _sentence(words: str) -> str:
     return words[0].upper() + words[1:] + "."
 
 
-def _verdict_words(name: str, verdict: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+def _verdict_words(name: str, verdict: dict[str, Any], rows: list[dict[str, Any]], words: Words) -> str:
     """ "in layers ≥ 1 the heads observed as NOPs behave as such when edited (3 heads, 24 images: …)"."""
     where = WHERE.get(str(verdict["blocks"]), "these layers")
-    evidence = f"{plural(int(verdict['heads']), 'head')}, {plural(int(verdict['images']), 'image')}"
+    evidence = f"{plural(int(verdict['heads']), 'head')}, {words.count(int(verdict['images']))}"
     evidence += f": {verdict['reason']}" if verdict["reason"] else ""
     one = len(_of_blocks(rows, str(verdict["blocks"]))) == 1
     heads = f"the {'head' if one else 'heads'} observed as {LIKENED[name][0 if one else 1]}"
@@ -145,13 +146,15 @@ def _numbers(causal: Causal, name: str, blocks: str, rows: list[dict[str, Any]])
         known = [edit for edit in edits if edit in cells]
         if known:
             means = joined([number(cells[edit].mean) for edit in known])
-            parts.append(f"{joined(known)} {'changes' if len(known) == 1 else 'change'} the patch tokens by {means}")
+            parts.append(
+                f"{joined(known)} {'changes' if len(known) == 1 else 'change'} the {causal.words.moved} by {means}"
+            )
     if not parts:
         return ""
     missing = [edit for edit in (*SMALL[name], *LARGE[name]) if edit not in cells]
     without = f"; {joined(missing)} could not be measured" if missing else ""
     one = max(cell.heads for cell in cells.values()) == 1
-    over = f"the images of the one head in {WHERE[blocks]}" if one else f"the heads in {WHERE[blocks]}"
+    over = f"the {causal.words.nouns} of the one head in {WHERE[blocks]}" if one else f"the heads in {WHERE[blocks]}"
     over += " that has enough of them" if one and len(_of_blocks(rows, blocks)) > 1 else ""
     return f"On average over {over}, {', while '.join(parts)}{without}."
 

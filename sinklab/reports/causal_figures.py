@@ -1,4 +1,4 @@
-"""Fig. 6: how far each edit moves the patch tokens, NOP heads beside broadcast heads, with a dot for every head."""
+"""Fig. 6: how far each edit moves the other tokens, NOP heads beside broadcast heads, with a dot for every head."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sinklab.reports.effects import (
     joint_table,
     shown_blocks,
 )
+from sinklab.reports.nouns import IMAGES, Words
 from sinklab.reports.palette import CLASS_COLOUR, CLASS_NAME, INK, MUTED, PAPER
 from sinklab.reports.sections import records
 from sinklab.reports.wording import joined, number, plural
@@ -42,48 +43,49 @@ def effects_figure(causal: Causal) -> captions.Drawn | None:
     blocks = {name: shown_blocks(causal, name) for name in CAUSAL_CLASSES}
     scale = "logarithmic above its first mark, so that small and large bars both show; 0 is at the bottom"
     scale = f" The axis is {scale}." if threshold(table) else ""
-    over = _interval_over(table)
+    over, words = _interval_over(table, causal.words), causal.words
     hollow = bool(((table["drawn"] == "dot") & (table["blocks"] == "0")).any())
     return captions.drawn_twice(
         "fig6-causal-effects",
-        lambda width: draw_effects(table, causal.edits, blocks, width),
+        lambda width: draw_effects(table, causal.edits, blocks, width, words),
         title="What follows when a sink is edited",
-        reading="Bars are class means of the relative change of the patch tokens, with 95 % intervals "
+        reading=f"Bars are class means of the relative change of the {words.moved}, with 95 % intervals "
         f"{over}; each dot is one head{', a hollow one a head of layer 0' if hollow else ''}. "
         "Under each bar stand the edit and its "
         "mean. A triangle says what the class’s signature expects: ▽ little change, ▲ much change. A NOP does not "
         "mind losing its value but minds getting a real one or losing its place; a broadcast minds losing its value, "
-        f"not trading it for another image’s. “Control” zeroes an ordinary patch’s value instead of the sink’s.{scale}",
+        f"not trading it for another {words.noun}’s. “Control” zeroes {words.drawn_from} instead of the sink’s.{scale}",
         counts=f"n = {'; '.join(said)}; classes by the definition “{causal.patch.get('definition', 'causal')}”.",
-        alt=f"Bars of the relative change of the patch tokens by edit. {seen}",
+        alt=f"Bars of the relative change of the {words.moved} by edit. {seen}",
         table=table,
     )
 
 
-def _interval_over(table: pd.DataFrame) -> str:
-    """What the bars' intervals were drawn from: a bar of one head has only that head's images."""
+def _interval_over(table: pd.DataFrame, words: Words) -> str:
+    """What the bars' intervals were drawn from: a bar of one head has only that head's inputs."""
     bars = table[table["drawn"] == "bar"]
     single = bars.loc[bars["heads"] == 1, "class"].drop_duplicates()
     if not len(single):
         return "over heads"
     if (bars["heads"] == 1).all():
-        return "over images, as each is of one head"
-    return f"over heads, and over images where a bar is of one head ({joined([CLASS_NAME[each] for each in single])})"
+        return f"over {words.nouns}, as each is of one head"
+    named = joined([CLASS_NAME[each] for each in single])
+    return f"over heads, and over {words.nouns} where a bar is of one head ({named})"
 
 
 def _panel_words(causal: Causal, table: pd.DataFrame, name: str) -> str:
     """ "5 NOP heads, bars over 3 of them (layers ≥ 1, 24 images)"."""
-    mine = table[table["class"] == name]
+    mine, words = table[table["class"] == name], causal.words
     bars, dots = mine[mine["drawn"] == "bar"], mine[mine["drawn"] == "dot"]
     heads = len(dots[["layer", "head"]].drop_duplicates())
     stated = f"{heads or 'no'} {CLASS_NAME[name]} {'head' if heads == 1 else 'heads'}"
     if not len(bars):
-        most = plural(int(dots["images"].max()), "image") if len(dots) else ""
-        return f"{stated} ({most}; no bars, for no head has enough images for a class mean)" if most else stated
+        most = words.count(int(dots["images"].max())) if len(dots) else ""
+        return f"{stated} ({most}; no bars, for no head has enough {words.nouns} for a class mean)" if most else stated
     blocks = shown_blocks(causal, name)
     only = ", paler, for no head of a later layer has a mean" if blocks == "0" else ""
     over = f"{int(bars['heads'].max())} of them ({BLOCK_WORDS[blocks]}{only}"
-    return f"{stated}, bars over {over}, {plural(int(bars['images'].max()), 'image')})"
+    return f"{stated}, bars over {over}, {words.count(int(bars['images'].max()))})"
 
 
 def _alt_words(table: pd.DataFrame, name: str) -> str:
@@ -95,7 +97,11 @@ def _alt_words(table: pd.DataFrame, name: str) -> str:
 
 
 def draw_effects(
-    table: pd.DataFrame, edits: Sequence[str], blocks: dict[str, str], width: float = drawing.WIDE
+    table: pd.DataFrame,
+    edits: Sequence[str],
+    blocks: dict[str, str],
+    width: float = drawing.WIDE,
+    words: Words = IMAGES,
 ) -> Figure:
     """Fig. 6: table as `effects_table` gives it; blocks says whose mean the bars of each class are."""
     narrow = drawing.is_narrow(width)
@@ -110,7 +116,7 @@ def draw_effects(
         panels[0].set_ylim(0, top * (1.6 if start else 1.06) if top > 0 else 1)
         _plain_numbers(panels[0], start, top)
         for axes in panels if narrow else panels[:1]:
-            axes.set_ylabel("relative change of patch tokens" if not narrow else "relative change")
+            axes.set_ylabel("relative change" if narrow else f"relative change of {words.moved_axis}")
         figure.legend(handles=_handles(table), loc="outside upper left", ncols=2 if narrow else 4)
     return figure
 
@@ -217,7 +223,7 @@ def joint_figure(causal: Causal) -> captions.Drawn | None:
     table = joint_table(causal)
     if not len(table) or table.groupby("class")["joint"].nunique().max() < 2:
         return None
-    parts, seen = [], []
+    parts, seen, words = [], [], causal.words
     for name in CAUSAL_CLASSES:
         mine = table[table["class"] == name]
         if not len(mine):
@@ -225,23 +231,23 @@ def joint_figure(causal: Causal) -> captions.Drawn | None:
             continue
         last = mine[mine["joint"] == mine["joint"].max()]
         heads = plural(int(last["joint"].max()), f"{CLASS_NAME[name]} head")
-        parts.append(f"up to {heads}, {plural(int(mine['images'].max()), 'image')}")
+        parts.append(f"up to {heads}, {words.count(int(mine['images'].max()))}")
         means = joined([f"{SHORT.get(row['name'], row['name'])} {number(row['mean'])}" for row in records(last)])
         seen.append(f"{heads} together: {means}.")
     return captions.drawn_twice(
         "fig6-joint-effects",
-        lambda width: draw_joint(table, causal.edits, width),
+        lambda width: draw_joint(table, causal.edits, width, words),
         title="What follows when several heads are edited at once",
-        reading="Relative change of the patch tokens when the first k chosen heads of a class are edited together, one "
-        "line an edit; the band is the 95 % interval. Full lines are edits that the class’s signature expects to "
+        reading=f"Relative change of the {words.moved} when the first k chosen heads of a class are edited together, "
+        "one line an edit; the band is the 95 % interval. Full lines are edits that the class’s signature expects to "
         "change much, dashed ones those that it expects to change little, dotted ones neither.",
         counts=f"n = {'; '.join(parts)}; classes by the definition “{causal.patch.get('definition', 'causal')}”.",
-        alt=f"Lines of the relative change of the patch tokens by the number of heads edited. {' '.join(seen)}",
+        alt=f"Lines of the relative change of the {words.moved} by the number of heads edited. {' '.join(seen)}",
         table=table,
     )
 
 
-def draw_joint(table: pd.DataFrame, edits: Sequence[str], width: float = drawing.WIDE) -> Figure:
+def draw_joint(table: pd.DataFrame, edits: Sequence[str], width: float = drawing.WIDE, words: Words = IMAGES) -> Figure:
     """Effect against the number of heads edited together: table as `joint_table` gives it."""
     from matplotlib.lines import Line2D
 
@@ -264,7 +270,7 @@ def draw_joint(table: pd.DataFrame, edits: Sequence[str], width: float = drawing
             axes.grid(axis="y")
         panels[0].set_ylim(bottom=0)
         for axes in panels if narrow else panels[:1]:
-            axes.set_ylabel("relative change" if narrow else "relative change of patch tokens")
+            axes.set_ylabel("relative change" if narrow else f"relative change of {words.moved_axis}")
         handles = [Line2D([], [], color=MUTED, linestyle="none", marker=MARKERS[place % len(MARKERS)], markersize=5,
                           markerfacecolor=PAPER, label=SHORT.get(edit, edit)[:12].replace("$", r"\$"))
                    for place, edit in enumerate(edits)]  # fmt: skip

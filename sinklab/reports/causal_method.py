@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 from markupsafe import Markup
 
 from sinklab.reports.effects import CAUSAL_CLASSES, Causal, is_plan
+from sinklab.reports.nouns import Words
 from sinklab.reports.palette import CLASS_NAME
 from sinklab.reports.wording import joined, number, plural
 
@@ -15,12 +16,12 @@ def method_facts(causal: Causal) -> list[tuple[str, Markup]]:
     """(term, sentences) of everything that a reader needs to judge the effects."""
     patch = causal.patch
     facts = [
-        ("Heads", Markup("") if is_plan(patch) else _heads_words(patch)),
-        ("Images", _image_words(patch)),
+        ("Heads", Markup("") if is_plan(patch) else _heads_words(patch, causal.words)),
+        (causal.words.title, _input_words(patch, causal.words)),
         ("Effect", _effect_words(causal)),
         ("Checks", _check_words(_part(patch, "checks"))),
-        ("Intervals", _interval_words(patch)),
-        ("Time", _time_words(patch)),
+        ("Intervals", _interval_words(patch, causal.words)),
+        ("Time", _time_words(patch, causal.words)),
         ("Notes", Markup("<br>").join(str(note) for note in patch.get("notes") or [])),
     ]
     command = patch.get("command")
@@ -43,7 +44,7 @@ def failed_checks(causal: Causal) -> list[str]:
     return failed
 
 
-def _heads_words(patch: dict[str, Any]) -> Markup:
+def _heads_words(patch: dict[str, Any], names: Words) -> Markup:
     chosen = [head for head in patch.get("heads") or [] if isinstance(head, dict)]
     counts = {name: sum(head.get("class") == name for head in chosen) for name in CAUSAL_CLASSES}
     named = joined([plural(counts[name], f"{CLASS_NAME[name]} head") for name in CAUSAL_CLASSES])
@@ -65,46 +66,49 @@ def _heads_words(patch: dict[str, Any]) -> Markup:
     enough = patch.get("min_events_analysis")
     if _is_number(enough):
         words += (
-            f" With fewer than {plural(enough, 'edited image')} a head gets no verdict, and enters no class mean "
-            "unless all heads have fewer."
+            f" With fewer than {plural(enough, f'edited {names.noun}')} a head gets no verdict, and enters no class "
+            "mean unless all heads have fewer."
         )
     return Markup("{}").format(words)
 
 
-def _image_words(patch: dict[str, Any]) -> Markup:
+def _input_words(patch: dict[str, Any], names: Words) -> Markup:
     images = _part(patch, "images")
     words = []
     if _is_number(images.get("edited")):
         rows = f", {plural(images['rows'], 'edit')} in all" if _is_number(images.get("rows")) else ""
-        on = "a head is edited only on images in which it is sunk"
+        on = f"a head is edited only on {names.nouns} in which it is sunk"
         if is_plan(patch):
             rows, on = "", "the plan’s edits are made together in each, whether or not their heads are sunk in it"
-        words.append(f"{plural(images['edited'], 'image')}{rows}; {on}.")
+        words.append(f"{names.count(images['edited'])}{rows}; {on}.")
     held = _part(patch, "heldout").get("sentence")
     if held:
         words.append(f"{held}")
     elif _is_number(images.get("heldout")):
-        words.append(f"{plural(images['heldout'], 'image')} held out for the means and not edited.")
+        words.append(f"{names.count(images['heldout'])} held out for the means and not edited.")
     chosen = [head for head in patch.get("heads") or [] if isinstance(head, dict)]
     bare = [f"L{head.get('layer')}H{head.get('head')}" for head in chosen if head.get("heldout_images") == 0]
     if bare and "mean" in (patch.get("edits") or ["mean"]):
-        words.append(f"No held-out image has an event of {joined(bare)}, so there the edit “mean” was left out.")
+        words.append(f"No held-out {names.noun} has an event of {joined(bare)}, so there the edit “mean” was left out.")
     return Markup("{}").format(" ".join(words))
 
 
 def _effect_words(causal: Causal) -> Markup:
-    words = Markup(
-        "The relative change of the patch tokens after the model’s final norm: the root mean square, over patches, of "
-        "how far each token moves, over the root mean square of the tokens’ lengths before the edit. 0 means that "
-        "nothing changed, 0.01 a hundredth of a token’s length. Prefix tokens are left out"
+    say = causal.words.say
+    words = Markup("{}").format(
+        say(
+            "The relative change of the {moved} {output}: the root mean square, over {over}, of "
+            "how far each token moves, over the root mean square of the tokens’ lengths before the edit. 0 means that "
+            "nothing changed, 0.01 a hundredth of a token’s length. Prefix tokens are left out"
+        )
     )
-    words += "." if is_plan(causal.patch) else ", and so is the sink where it is a patch."
+    words += "." if is_plan(causal.patch) else say(", {left_out}.")
     said = {
-        "cls_change": "the same for [CLS]",
-        "shared_energy": "“shared” is the part of the change that all patches have in common",
-        "donor_cosine": "“towards donor” is the cosine between the mean change and the way to the donor image’s mean",
+        "cls_change": "the same for {first_name}",
+        "shared_energy": "“shared” is the part of the change that all {over} have in common",
+        "donor_cosine": "“towards donor” is the cosine between the mean change and the way to the donor {noun}’s mean",
     }
-    named = [words for name, words in said.items() if name in causal.measures]
+    named = [say(each) for name, each in said.items() if name in causal.measures]
     return words + (f" Beside it: {'; '.join(named)}." if named else "")
 
 
@@ -136,18 +140,20 @@ def _check_words(checks: dict[str, Any]) -> Markup:
     return Markup("{}").format(" ".join(words))
 
 
-def _interval_words(patch: dict[str, Any]) -> Markup:
+def _interval_words(patch: dict[str, Any], names: Words) -> Markup:
     again = patch.get("bootstrap")
     drawn = f", {again:,} resamples" if _is_number(again) else ""
     if is_plan(patch):
-        return Markup("95 % by bootstrap{}: over images. One image alone has no interval.").format(drawn)
-    return Markup(
-        "95 % by bootstrap{}: over heads for a class, over images for a head and for a class of one head, all "
-        "edits of one image kept together. One image alone has no interval."
-    ).format(drawn)
+        said = "95 % by bootstrap{drawn}: over {nouns}. One {noun} alone has no interval."
+    else:
+        said = (
+            "95 % by bootstrap{drawn}: over heads for a class, over {nouns} for a head and for a class of one head, "
+            "all edits of one {noun} kept together. One {noun} alone has no interval."
+        )
+    return Markup("{}").format(names.say(said, drawn=drawn))
 
 
-def _time_words(patch: dict[str, Any]) -> Markup:
+def _time_words(patch: dict[str, Any], names: Words) -> Markup:
     timings = _part(patch, "timings")
     words = []
     if _is_number(timings.get("seconds")):
@@ -155,7 +161,7 @@ def _time_words(patch: dict[str, Any]) -> Markup:
     run, whole = timings.get("blocks_run"), timings.get("blocks_whole")
     if _is_number(run) and _is_number(whole) and run > 0:
         saved = f", where whole forward passes would have taken {whole:,} ({number(whole / run)} times as many)"
-        words.append(f"{plural(run, 'pass', 'passes')} of an image through a layer{saved if whole > run else ''}")
+        words.append(f"{plural(run, 'pass', 'passes')} of {names.a_noun} through a layer{saved if whole > run else ''}")
     return Markup("{}").format("; ".join(words) + "." if words else "")
 
 

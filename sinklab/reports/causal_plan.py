@@ -7,20 +7,25 @@ from typing import Any
 from markupsafe import Markup
 
 from sinklab.reports.effects import MAIN, MEASURES, Causal, Cell, plan_cells, plan_of
+from sinklab.reports.nouns import IMAGES, Words
 from sinklab.reports.wording import head_name, number, plural
 
 KEYS = {
-    "sink": "the sink (the image’s most attended key)",
+    "sink": "the sink (the {noun}’s most attended key)",
     "cls": "[CLS]",
     "register": "every register",
-    "patch": "every patch",
+    "patch": "{every}",
+    "bos": "the first token",
+    "special": "every special token",
+    "text": "{every}",
+    "token": "{every}",
 }
 
 
-def edit_words(edit: dict[str, Any]) -> str:
+def edit_words(edit: dict[str, Any], words: Words = IMAGES) -> str:
     """ "L0H5: the value of [CLS] is multiplied by 0.5", from an edit as it was written down."""
     at = edit.get("at", "sink")
-    where = KEYS.get(at, f"token {at}") if isinstance(at, str) else f"token {at}".replace("-", "−")
+    where = words.say(KEYS.get(at, f"token {at}")) if isinstance(at, str) else f"token {at}".replace("-", "−")
     value, factor = edit.get("value"), edit.get("factor")
     given = f" of {plural(len(value), 'number')}" if isinstance(value, list) else ""
     factor_words = f"{factor:g}" if isinstance(factor, int | float) else str(factor)
@@ -41,10 +46,10 @@ def plan_sentence(causal: Causal) -> Markup:
     begun += "" if causal.patch.get("status", "complete") == "complete" else " (not finished yet)"
     cell = plan_cells(causal).get(MAIN)
     if cell is None:
-        return Markup("{}; how far the patch tokens move was not saved.").format(begun)
+        return Markup("{}; how far the {} move was not saved.").format(begun, causal.words.moved)
     within = f"95 %: {number(cell.low)} to {number(cell.high)}, " if cell.low == cell.low else ""
-    return Markup("{}: the relative change of the patch tokens is {} on average ({}{}).").format(
-        begun, number(cell.mean), within, plural(cell.images, "image")
+    return Markup("{}: the relative change of the {} is {} on average ({}{}).").format(
+        begun, causal.words.moved, number(cell.mean), within, causal.words.count(cell.images)
     )
 
 
@@ -54,5 +59,5 @@ def plan_shown(causal: Causal) -> dict[str, Any] | None:
     if not edits:
         return None
     cells = plan_cells(causal)
-    rows: list[tuple[str, str, Cell]] = [(*MEASURES[name], cells[name]) for name in MEASURES if name in cells]
-    return {"edits": [edit_words(edit) for edit in edits], "rows": rows}
+    rows: list[tuple[str, str, Cell]] = [(*causal.headings(name), cells[name]) for name in MEASURES if name in cells]
+    return {"edits": [edit_words(edit, causal.words) for edit in edits], "rows": rows}

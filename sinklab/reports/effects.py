@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import InputError
+from sinklab.reports.nouns import IMAGES, Words
 from sinklab.reports.saved import PATCHED, reading
 from sinklab.reports.sections import records
 from sinklab.reports.tables import each_row
@@ -22,27 +23,35 @@ if TYPE_CHECKING:
 CAUSAL_CLASSES = ("nop", "broadcast")
 EDIT_MEANING = {
     "zero": "the sink’s value is set to zero",
-    "mean": "the sink’s value becomes the head’s mean sink value over held-out images",
-    "donor": "the sink’s value becomes the sink’s value in another image, the donor",
-    "ordinary": "the sink’s value becomes that of an ordinary patch of the donor",
+    "mean": "the sink’s value becomes the head’s mean sink value over held-out {nouns}",
+    "donor": "the sink’s value becomes the sink’s value in another {noun}, the donor",
+    "ordinary": "the sink’s value becomes that of {an_ordinary} of the donor",
     "route": "the sink is removed as a key; each query’s other attention is scaled up to sum to 1",
-    "zero_ordinary": "the value of an ordinary patch, not the sink’s, is set to zero (zero_ordinary in the tables)",
+    "zero_ordinary": "the value of {an_ordinary}, not the sink’s, is set to zero (zero_ordinary in the tables)",
 }
+"""What each edit does, for `Words.say`."""
 CONTRASTS = ("ordinary - zero", "route - zero", "donor - ordinary", "zero - donor", "zero - mean", "route - donor",
              "route - mean")  # fmt: skip
 SMALL = {"nop": ("zero", "mean", "donor"), "broadcast": ("mean", "donor")}
 LARGE = {"nop": ("ordinary", "route"), "broadcast": ("zero", "route")}
 """The signature of a class: which edits should change little, and which much in comparison."""
 MEASURES = {
-    "patch_change": ("Patch tokens", "relative change"),
-    "cls_change": ("[CLS]", "relative change"),
+    "patch_change": ("{moved_title}", "relative change"),
+    "cls_change": ("{first_title}", "relative change"),
     "shared_energy": ("Shared", "part of the change, 0 to 1"),
     "donor_cosine": ("Towards donor", "cosine, −1 to 1"),
     "kl": ("KL", "base ‖ edited, nats"),
-    "top1_same": ("Same top-1", "share of images"),
+    "top1_same": ("Same top-1", "share of {nouns}"),
     "ce_change": ("Cross-entropy", "change, nats"),
+    "task_mse": ("Task MSE", "against its target"),
+    "donor_target_mse": ("Donor-target MSE", "against the donor’s"),
+    "no_payload_mse": ("No-payload MSE", "against x"),
+    "delta_rms_nop": ("ΔRMS, NOP", "NOP queries"),
+    "delta_rms_active": ("ΔRMS, active", "active queries"),
+    "delta_rms": ("ΔRMS", "recipients"),
+    "donor_improvement": ("Donor improvement", "nearer its target"),
 }
-"""Every measure's heading and unit, in the order of the columns."""
+"""Every measure's heading and unit, for `Words.say`, in the order of the columns; the last are a task's own."""
 MAIN = "patch_change"
 BLOCKS = ("1+", "0", "all")
 PLACE: dict[str, tuple[str, ...]] = {"level": ("head", "class"), "class": (), "blocks": BLOCKS}
@@ -63,12 +72,18 @@ class Causal:
     effects: pd.DataFrame
     verdicts: pd.DataFrame
     """`agrees` is "True", "False", or "" where the verdict is undecided."""
+    words: Words = IMAGES
 
     @property
     def edits(self) -> list[str]:
         """The edits that were measured, in the section's order; edits of other names after them."""
         seen = list(dict.fromkeys(self.effects.loc[self.effects["kind"] == "edit", "name"]))
         return [name for name in EDIT_MEANING if name in seen] + sorted(set(seen) - set(EDIT_MEANING))
+
+    def headings(self, measure: str) -> tuple[str, str]:
+        """What a column of a measure is called, and its unit."""
+        heading, unit = MEASURES[measure]
+        return self.words.say(heading), self.words.say(unit)
 
     @property
     def measures(self) -> list[str]:
@@ -115,7 +130,7 @@ def read_causal(path: Path, config: dict[str, Any]) -> Causal | None:
     places = {name: place for place, name in enumerate((*EDIT_MEANING, *CONTRASTS))}
     read = read.assign(place=read["name"].map(places).fillna(len(places)))
     read = read.sort_values([*order, "joint", "blocks", "kind", "place", "name", "measure"], ignore_index=True)
-    return Causal(patch=patch, effects=read.drop(columns="place"), verdicts=verdicts)
+    return Causal(patch=patch, effects=read.drop(columns="place"), verdicts=verdicts, words=Words.of(config))
 
 
 def _read(path: Path, numbers: dict[str, str], words: dict[str, tuple[str, ...]]) -> pd.DataFrame | None:

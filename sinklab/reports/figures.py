@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sinklab.models.tokens import kinds_among
 from sinklab.reports import drawing
+from sinklab.reports.nouns import IMAGES, Words
 from sinklab.reports.palette import (
     CLASS_COLOUR,
     CLASS_NAME,
@@ -17,7 +19,6 @@ from sinklab.reports.palette import (
     KIND_COLOUR,
     KIND_MARKER,
     KIND_NAME,
-    KINDS,
     MUTED,
     ON_CLASS,
     PAPER,
@@ -34,8 +35,11 @@ if TYPE_CHECKING:
 SMALLEST_RATIO = 0.01
 """Left edge of a logarithmic value-ratio axis: smaller ratios (an exact null value is 0) are drawn on it."""
 
+NO_LENGTH = 0.1
+"""Where a sink token of length 0 stands on Lemma 3's logarithmic axis."""
 
-def draw_kinds(kinds: pd.DataFrame, width: float = drawing.WIDE) -> Figure:
+
+def draw_kinds(kinds: pd.DataFrame, width: float = drawing.WIDE, words: Words = IMAGES) -> Figure:
     """Fig. 4: which kind of token is a head's dominant key, and how much attention flows into it, by layer.
 
     kinds: `kind_by_layer`, one row per (layer, kind) with `share` (of head × image pairs) and `inflow` (their mean).
@@ -45,7 +49,7 @@ def draw_kinds(kinds: pd.DataFrame, width: float = drawing.WIDE) -> Figure:
     with drawing.paper(width, 3.6 if drawing.is_narrow(width) else 3.9) as figure:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.15, 1))
         floor = [0.0] * len(layers)
-        for kind in KINDS:
+        for kind in kinds_among(kinds["kind"]):
             rows = kinds[(kinds["kind"] == kind) & (kinds["share"] > 0)]
             if rows.empty:
                 continue
@@ -56,7 +60,7 @@ def draw_kinds(kinds: pd.DataFrame, width: float = drawing.WIDE) -> Figure:
                 floor[place] += share
             lower.plot(at, rows["inflow"], color=KIND_COLOUR[kind], marker=KIND_MARKER[kind], markersize=4.5,
                        linewidth=1.1, markeredgecolor=PAPER, markeredgewidth=0.5)  # fmt: skip
-        upper.set(ylim=(0, 1), title="Share of heads × images")
+        upper.set(ylim=(0, 1), title=f"Share of heads × {words.nouns}")
         upper.yaxis.set_major_formatter(_percent)
         figure.legend(*upper.get_legend_handles_labels(), loc="outside upper left", ncols=3)
         lower.set(ylim=(0, 1), title="Mean inflow of that key", xlabel="layer")
@@ -67,7 +71,7 @@ def draw_kinds(kinds: pd.DataFrame, width: float = drawing.WIDE) -> Figure:
     return figure
 
 
-def draw_frequency(heads: pd.DataFrame, definition: str, width: float = drawing.WIDE) -> Figure:
+def draw_frequency(heads: pd.DataFrame, definition: str, width: float = drawing.WIDE, words: Words = IMAGES) -> Figure:
     """Fig. 5: on what share of the images each head is sunk; hue is its class, fullness its frequency.
 
     heads: `head_table`, one row per (layer, head). The empty frames are heads that were never sunk.
@@ -89,7 +93,7 @@ def draw_frequency(heads: pd.DataFrame, definition: str, width: float = drawing.
         axes.set_xticks(drawing.layer_ticks(range(columns), 12 if narrow else 24))
         ticks = drawing.layer_ticks(layers, 40)
         axes.set_yticks([places[layer] for layer in ticks], [str(layer) for layer in ticks])
-        _frequency_legend(figure, narrow)
+        _frequency_legend(figure, narrow, words)
     return figure
 
 
@@ -108,7 +112,7 @@ def draw_plane(heads: pd.DataFrame, definition: Any, width: float = drawing.WIDE
     with drawing.paper(width, 3.6 if narrow else 4.2) as figure:
         axes = figure.subplots()
         _plane_scales(axes, heads, definition)
-        for kind in KINDS:
+        for kind in kinds_among(heads["kind"]):
             rows = heads[heads["kind"] == kind]
             axes.scatter(rows[axis].clip(lower=SMALLEST_RATIO), rows["median_stable_rank"], s=_dot_size(len(heads)),
                          c=[colours[int(layer)] for layer in rows["layer"]], marker=KIND_MARKER[kind],
@@ -138,14 +142,15 @@ def draw_routes(routes: pd.DataFrame, definition: str, width: float = drawing.WI
     """
     from matplotlib.lines import Line2D
 
-    routes = routes[routes["sigma1_share"].notna() & (routes["token_norm_ratio"] > 0)]
+    routes = routes[routes["sigma1_share"].notna() & routes["token_norm_ratio"].notna()]
+    routes = routes.assign(token_norm_ratio=routes["token_norm_ratio"].where(routes["token_norm_ratio"] > 0, NO_LENGTH))
     narrow = drawing.is_narrow(width)
     with drawing.paper(width, 3.5 if narrow else 3.9) as figure:
         axes = figure.subplots()
         quiet, sunk = routes[routes["events"] == 0], routes[routes["events"] > 0]
         axes.scatter(quiet["sigma1_share"], quiet["token_norm_ratio"], s=9, color=QUIET, linewidths=0, zorder=2)
         for name in CLASSES:
-            for kind in KINDS:
+            for kind in kinds_among(sunk["kind"]):
                 rows = sunk[(sunk[f"class_{definition}"] == name) & (sunk["kind"] == kind)]
                 axes.scatter(rows["sigma1_share"], rows["token_norm_ratio"], s=_dot_size(len(sunk)),
                              color=CLASS_COLOUR[name], marker=KIND_MARKER[kind], edgecolors=INK, linewidths=0.7,
@@ -208,11 +213,11 @@ def percent_digits(share: float) -> str:
     return "<1" if 0 < share < 0.005 else f"{share * 100:.0f}"
 
 
-def _frequency_legend(figure: Figure, narrow: bool) -> None:
+def _frequency_legend(figure: Figure, narrow: bool, words: Words) -> None:
     from matplotlib.patches import Patch
 
     handles = [Patch(facecolor=CLASS_COLOUR[name], label=f"mostly {CLASS_NAME[name]}") for name in CLASSES]
-    handles += [Patch(facecolor=INK, alpha=fullness(share), linewidth=0, label=f"{share:.0%} of images")
+    handles += [Patch(facecolor=INK, alpha=fullness(share), linewidth=0, label=f"{share:.0%} of {words.nouns}")
                 for share in (0.1, 0.5, 1.0)]  # fmt: skip
     figure.legend(handles=handles, loc="outside upper left", ncols=2 if narrow else 6, handlelength=1.1)
 

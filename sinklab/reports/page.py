@@ -21,12 +21,15 @@ from sinklab.reports import (
     overlay_sheet,
     overlays,
     sections,
+    strips,
     sureness,
     tables,
+    task,
     wording,
 )
 from sinklab.reports.causal_figures import effects_figure, joint_figure
 from sinklab.reports.figures import fullness
+from sinklab.reports.nouns import Words
 from sinklab.reports.palette import CLASS_NAME, CLASSES, HEAT_RAMP, KIND_GLYPH, KIND_NAME
 from sinklab.reports.saved import read_spectrum, reading
 from sinklab.reports.stale import remove_stale_figures
@@ -61,6 +64,7 @@ class SavedRun(Protocol):
 class Findings:
     """Every table that the page shows, computed once from the saved ones."""
 
+    words: Words
     rule: SinkRule
     definition: SinkDefinition
     definitions: list[SinkDefinition]
@@ -75,6 +79,8 @@ class Findings:
     has_spectrum: bool
     verdict: Verdict
     how_sure: list[str]
+    task: list[dict[str, Any]]
+    """What a controlled task says of the edits, a table a head; empty without."""
     causal: effects.Causal | None
     """None for a run without interventions, or with interventions under another rule or definition."""
 
@@ -90,7 +96,10 @@ def write_report(run: SavedRun) -> Path:
     saved = overlays.read_overlays(run.path)
     shown: list[overlays.HeadExamples] = []
     photographs: list[overlays.Photograph] = []
-    if saved is not None:
+    if saved is not None and not found.words.pictures:
+        drawn |= strips.strip_figures(saved[0], found.table, found.words, found.rule, found.definition)
+        kept |= {f"{figure.name}.{ending}" for figure in drawn.values() for ending in ("svg", "png", "csv")}
+    elif saved is not None:
         columns, listed = saved
         with reading(run.path / "overlays/pictures.json"):
             shown, photographs = overlays.examples_by_head(run.path, columns, listed, found.table, run.config)
@@ -115,12 +124,15 @@ def gather(run: SavedRun) -> Findings:
     rule = SinkRule.from_dict(run.config["rule"])
     definition = SinkDefinition.from_saved(run.config["definition"])
     definitions = sorted(with_own(definition), key=lambda each: each != definition)
-    heads = run.heads
+    heads, words = run.heads, Words.of(run.config)
     table = tables.head_table(heads, sink_table(heads, rule, definitions), rule, definitions)
     own_counts = counts_per_image(heads, [rule], definitions)
     routes, has_spectrum = _routes(run.path / "tables/spectrum.csv", table)
     grid = sensitivity(heads, rule, definitions)
+    edited = None if causal.judged_otherwise(run.config) else effects.read_causal(run.path, run.config)
+    said = None if edited is None else task.read_task(run.path)
     return Findings(
+        words=words,
         rule=rule,
         definition=definition,
         definitions=definitions,
@@ -132,9 +144,10 @@ def gather(run: SavedRun) -> Findings:
         sensitivity=grid,
         routes=routes,
         has_spectrum=has_spectrum,
-        verdict=give_verdict(heads, table, own_counts, rule, definition),
-        how_sure=sureness.how_sure(heads, table, grid, rule, definition),
-        causal=None if causal.judged_otherwise(run.config) else effects.read_causal(run.path, run.config),
+        verdict=give_verdict(heads, table, own_counts, rule, definition, words),
+        how_sure=sureness.how_sure(heads, table, grid, rule, definition, words),
+        causal=edited,
+        task=[] if said is None else task.task_tables(said),
     )
 
 
@@ -147,7 +160,8 @@ def _routes(spectrum: Path, table: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
 def draw_figures(found: Findings) -> dict[str, captions.Drawn]:
     """The page's figures by the section that holds them; those about sunk heads are absent if no head sinks."""
     events = int(found.table["events"].sum())
-    counted = captions.Counted(images=found.verdict.numbers["images"], events=events, rule=found.rule.name)
+    images = int(found.verdict.numbers["images"])
+    counted = captions.Counted(images=images, events=events, rule=found.rule.name, words=found.words)
     drawn: dict[str, captions.Drawn] = {}
     if found.causal is not None:
         named = {"effects": effects_figure(found.causal), "joint": joint_figure(found.causal)}
@@ -175,17 +189,19 @@ def _with_labels(figure: captions.Drawn, found: Findings) -> pd.DataFrame:
     if figure.name.startswith("fig6") and found.causal is not None:
         named_so = str(found.causal.patch.get("definition", "causal"))
         return tables.labelled(figure.table, rule=found.rule.name, definition=named_so)
+    if figure.name.startswith("overlay"):
+        return tables.labelled(figure.table, rule=found.rule.name, definition=found.definition.name)
     columns = [str(name) for name in figure.table]
     named = [name.removeprefix("class_") for name in columns if name.startswith("class_")]
     return tables.labelled(figure.table, rule=found.rule.name, definition="+".join(named))
 
 
 def _write_tables(run: SavedRun, found: Findings) -> None:
-    rule = {"rule": found.rule.name, "rule_sentence": found.rule.sentence()}
+    rule = {"rule": found.rule.name, "rule_sentence": found.rule.sentence(found.words.a_noun)}
     run.write_table("tables/heads.csv", tables.labelled(found.table, rule=found.rule.name))
     run.write_table("tables/counts_per_image.csv", found.counts)
     run.write_table("tables/table14.csv", tables.labelled(tables.table_14(found.own_counts), **rule))
-    run.write_table("tables/table15.csv", tables.table_15(found.counts))
+    run.write_table("tables/table15.csv", tables.table_15(found.counts, found.words.first))
     run.write_table("tables/sensitivity.csv", tables.labelled(found.sensitivity, rule=found.rule.name))
     sunk = found.routes[found.routes["events"] > 0]
     run.write_table("tables/routes.csv", tables.labelled(sunk, rule=found.rule.name))
@@ -213,12 +229,14 @@ def render(
     return environment.get_template("report.html.j2").render(
         style=Markup((assets / "report.css").read_text(encoding="utf-8")),
         versions=sections.library_versions(config),
-        skipped=sections.skipped_images(config),
-        size=sections.size_words(config),
+        w=found.words,
+        skipped=sections.skipped_inputs(config),
+        size=sections.size_words(config, found.words),
+        size_facts=sections.size_facts(config, found.words),
+        token_facts=sections.token_facts(config, found.words),
         notes=sections.notes(config),
         update_words=sections.update_words(config),
-        counted_images=sections.counted_images(config, found.verdict.numbers["images"]),
-        prefix_words=wording.joined(sections.prefix_names(config)) or "none",
+        counted=sections.counted_inputs(config, found.verdict.numbers["images"], found.words),
         config=config,
         model=config.get("model", {}),
         images=config.get("images", {}),
@@ -227,12 +245,13 @@ def render(
         drawn=drawn,
         layers=sections.layer_sections(found.table, found.definition),
         table_14=sections.records(tables.table_14(found.own_counts)),
-        table_15=sections.records(tables.table_15(found.counts)),
+        table_15=sections.records(tables.table_15(found.counts, found.words.first)),
         grids=[(each, sections.grid_tables(tables.sensitivity_grid(found.sensitivity, each)))
                for each in found.definitions],
         routes=sections.strongest_first(found.routes[found.routes["events"] > 0]),
         shown=shown,
         photographs=photographs,
+        strips=[key for key in drawn if key.startswith("strip")],
         heat_ramp=[(colour, round(overlays.opacity(place / (len(HEAT_RAMP) - 1)), 3))
                    for place, colour in enumerate(HEAT_RAMP)],
         **_causal_words(config, found),
@@ -250,6 +269,7 @@ def _causal_words(config: dict[str, Any], found: Findings) -> dict[str, Any]:
         "causal": saved,
         "other_rule": False,
         "plan": causal_plan.plan_shown(saved),
+        "task": found.task,
         "failed": causal_method.failed_checks(saved),
         "facts": causal_method.method_facts(saved),
     }
@@ -259,8 +279,8 @@ def _causal_words(config: dict[str, Any], found: Findings) -> dict[str, Any]:
     return shared | {
         "causal_sentence": causal.verdict_sentence(saved),
         "findings": causal.class_findings(saved),
-        "meanings": effects.EDIT_MEANING,
-        "measures": [effects.MEASURES[name] for name in saved.measures],
+        "meanings": {name: saved.words.say(meaning) for name, meaning in effects.EDIT_MEANING.items()},
+        "measures": [saved.headings(name) for name in saved.measures],
         "class_tables": [(name, effects.class_groups(saved, name)) for name in classes],
         "edited": effects.head_rows(saved),
         "joint_tables": [(name, effects.joint_rows(saved, name)) for name in classes],

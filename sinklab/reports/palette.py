@@ -20,11 +20,16 @@ ON_CLASS = {"nop": "#1b2028", "broadcast": "#fefeff", "intermediate": "#1b2029"}
 """Text on a full cell of that class: dark or light, whichever reads better on it."""
 CLASS_NAME = {"nop": "NOP", "broadcast": "broadcast", "intermediate": "intermediate", "none": "no event"}
 
-KINDS = ("cls", "register", "patch")
-KIND_COLOUR = {"cls": "#aa4499", "register": "#1f9386", "patch": "#bfa23a"}
-KIND_NAME = {"cls": "[CLS]", "register": "register", "patch": "patch", "none": "none"}
-KIND_MARKER = {"cls": "o", "register": "D", "patch": "s"}
-KIND_GLYPH = {"cls": "●", "register": "◆", "patch": "■", "none": "–"}
+ROLE = {"cls": "cls", "bos": "cls", "register": "register", "special": "register", "patch": "patch", "text": "patch",
+        "token": "patch"}  # fmt: skip
+"""The kind of a vision model's token that one of a sequence's looks like: no run has both. Summary, extra, ordinary."""
+KINDS = tuple(ROLE)
+_COLOUR = {"cls": "#aa4499", "register": "#1f9386", "patch": "#bfa23a"}
+KIND_COLOUR = {kind: _COLOUR[role] for kind, role in ROLE.items()}
+KIND_NAME = {"cls": "[CLS]", "register": "register", "patch": "patch", "bos": "first token", "special": "special token",
+             "text": "text token", "token": "ordinary token", "none": "none"}  # fmt: skip
+KIND_MARKER = {kind: {"cls": "o", "register": "D", "patch": "s"}[role] for kind, role in ROLE.items()}
+KIND_GLYPH = {kind: {"cls": "●", "register": "◆", "patch": "■"}[role] for kind, role in ROLE.items()} | {"none": "–"}
 
 CSS_VARIABLE = {
     INK: "--ink",
@@ -34,7 +39,7 @@ CSS_VARIABLE = {
     QUIET: "--quiet",
     **{colour: f"--{name}" for name, colour in CLASS_COLOUR.items()},
     **{colour: f"--on-{name}" for name, colour in ON_CLASS.items()},
-    **{colour: f"--{name}" for name, colour in KIND_COLOUR.items()},
+    **{colour: f"--{name}" for name, colour in _COLOUR.items()},
 }
 
 LAYER_RAMP = ("#d9e86b", "#a4cd4f", "#68aa48", "#357f46", "#1d5a3d")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sinklab.reports.nouns import Words
 from sinklab.reports.palette import CLASSES, KIND_NAME
-from sinklab.reports.wording import fixed, plural, ranges
+from sinklab.reports.wording import fixed, joined, plural, ranges
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +30,7 @@ def strongest_first(rows: pd.DataFrame) -> list[dict[str, Any]]:
 def layer_sections(table: pd.DataFrame, definition: SinkDefinition) -> list[dict[str, Any]]:
     """One entry a layer: its heads, those with a row of their own, how many sink and as what, whether it is open.
 
-    Open are layers with a head that sinks in half of its images or more or, if no head does, all with an event.
+    Open are layers with a head that sinks in half of its inputs or more or, if no head does, all with an event.
     table: `head_table`.
     """
     sections = []
@@ -68,27 +69,53 @@ def library_versions(config: dict[str, Any]) -> list[tuple[str, str]]:
     return [(str(name), str(version)) for name, version in named.items()]
 
 
-def skipped_images(config: dict[str, Any]) -> list[tuple[str, str]]:
-    """(image, reason) of every image that could not be used."""
+def skipped_inputs(config: dict[str, Any]) -> list[tuple[str, str]]:
+    """(name, reason) of every input that could not be used."""
     listed = _part(config, "images").get("skipped") or []
     return [(str(each["image"]), str(each["reason"])) if isinstance(each, dict) else (str(each[0]), str(each[1]))
             for each in listed]  # fmt: skip
 
 
-def size_words(config: dict[str, Any]) -> str:
-    """ "224 × 224" for a size of one or two numbers, a word as it is, "" if none was recorded."""
+def size_words(config: dict[str, Any], words: Words) -> str:
+    """ "224 × 224 px" for a size of one or two numbers, a word as it is, "" if none was recorded; "32 tokens"."""
     size = _part(config, "images").get("size")
+    if not words.pictures:
+        if not isinstance(size, list | tuple) or len(size) != 2 or not all(isinstance(each, int) for each in size):
+            return ""
+        return plural(size[0] * size[1] + len(prefix_names(config)), "token")
     if isinstance(size, int):
         size = (size, size)
-    return " × ".join(str(each) for each in size) if isinstance(size, list | tuple) else str(size or "")
+    said = " × ".join(str(each) for each in size) if isinstance(size, list | tuple) else str(size or "")
+    return f"{said} px" if said else ""
 
 
-def counted_images(config: dict[str, Any], measured: int) -> str:
+def size_facts(config: dict[str, Any], words: Words) -> str:
+    """The size with how an input was shown to the model; "" if it was not recorded."""
+    size, shown = size_words(config, words), str(_part(config, "images").get("transform") or "")
+    if not words.pictures:
+        return shown or size
+    return size and f"{size} (height × width){f'; {shown}' if shown else ''}"
+
+
+def counted_inputs(config: dict[str, Any], measured: int, words: Words) -> str:
     """ "12 images", or "10 of 12 listed images" where not all of the list were measured."""
     count = _part(config, "images").get("count")
     if not isinstance(count, int) or count == measured:
-        return plural(measured, "image")
-    return f"{measured:,} of {count:,} listed images"
+        return words.count(measured)
+    return f"{measured:,} of {count:,} listed {words.nouns}"
+
+
+def token_facts(config: dict[str, Any], words: Words) -> list[str]:
+    """What the model's tokens are, and its activation, as far as run.json says it."""
+    model = _part(config, "model")
+    said = [f"prefix tokens: {joined(prefix_names(config)) or 'none'}"] if "prefix" in model else []
+    patch = model.get("patch_size")
+    if patch and words.pictures:
+        said.append(f"patches of {patch if isinstance(patch, int) else ' × '.join(str(each) for each in patch)} px")
+    activation = model.get("activation")
+    if activation and (words.pictures or activation != "unknown"):
+        said.append(str(activation))
+    return said
 
 
 def update_words(config: dict[str, Any]) -> str:
@@ -128,7 +155,7 @@ def prefix_names(config: dict[str, Any]) -> list[str]:
 
 
 def notes(config: dict[str, Any]) -> list[str]:
-    """What the loader, the image list and the run thought worth noting, each once."""
+    """What the loader, the list of inputs and the run thought worth noting, each once."""
     everything = [*(_part(config, "model").get("notes") or []), *(_part(config, "images").get("notes") or []),
                   *(config.get("notes") or [])]  # fmt: skip
     return list(dict.fromkeys(str(note) for note in everything))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sinklab.reports.nouns import IMAGES, Words
 from sinklab.reports.palette import CLASS_NAME, CLASSES
 from sinklab.reports.tables import each_row, sensitivity_grid
 from sinklab.reports.verdict import LIKENED, RULE_COLUMN
@@ -54,7 +55,12 @@ def near_misses(heads: pd.DataFrame, rule: SinkRule) -> int:
 
 
 def how_sure(
-    heads: pd.DataFrame, table: pd.DataFrame, grid: pd.DataFrame, rule: SinkRule, definition: SinkDefinition
+    heads: pd.DataFrame,
+    table: pd.DataFrame,
+    grid: pd.DataFrame,
+    rule: SinkRule,
+    definition: SinkDefinition,
+    words: Words = IMAGES,
 ) -> list[str]:
     """One sentence for each thing that the verdict hangs on; empty if no head sinks.
 
@@ -64,7 +70,7 @@ def how_sure(
     if not len(events):
         return []
     sunk = table[table["events"] > 0].sort_values(["events", "layer", "head"], ascending=[False, True, True])
-    lines = [_near_words(events, definition), _miss_words(near_misses(heads, rule))]
+    lines = [_near_words(events, definition), _miss_words(near_misses(heads, rule), words)]
     lines += [_mixed_words(sunk, definition), _other_limits(grid, definition), _few_words(sunk)]
     return [line for line in lines if line]
 
@@ -80,11 +86,11 @@ def _near_words(events: pd.DataFrame, definition: SinkDefinition) -> str:
     return f"{total} of {plural(len(events), 'event')} {lie} within {WITHIN} of a limit of the definition: {stated}."
 
 
-def _miss_words(misses: int) -> str:
+def _miss_words(misses: int, words: Words) -> str:
     if not misses:
-        return f"No head misses the rule by less than {WITHIN} in any image."
+        return f"No head misses the rule by less than {WITHIN} in any {words.noun}."
     times = "Once a head misses" if misses == 1 else f"{misses:,} times a head misses"
-    return f"{times} the rule by less than {WITHIN} in an image; such near misses are not events."
+    return f"{times} the rule by less than {WITHIN} in {words.a_noun}; such near misses are not events."
 
 
 def _mixed_words(sunk: pd.DataFrame, definition: SinkDefinition) -> str:

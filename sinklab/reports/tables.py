@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sinklab.models.tokens import KINDS, SEQUENCE_KINDS
 from sinklab.sinks.rule import SinkRule
 from sinklab.sinks.table import head_summary
 
@@ -71,15 +72,16 @@ def table_14(counts: pd.DataFrame) -> pd.DataFrame:
     total = counts[counts["class"] == "all"].groupby("kind")["events"].sum()
     table = table[(table["kind"] == "all") | (table["kind"].map(total) > 0)]
     return _ordered_by(
-        table, blocks=("1+", "0"), definition=("causal", "counts"), kind=("all", "cls", "register", "patch")
+        table, blocks=("1+", "0"), definition=("causal", "counts"), kind=("all", *KINDS, *SEQUENCE_KINDS)
     )
 
 
-def table_15(counts: pd.DataFrame) -> pd.DataFrame:
+def table_15(counts: pd.DataFrame, first: str = "cls") -> pd.DataFrame:
     """Sinks per image under every rule, by blocks.
 
     counts: `counts_per_image`. Columns blocks ("1+" first), rule, epsilon, rule_label, then nop_<definition> and
     broadcast_<definition> for each definition, all, all_on_cls (events per image, whatever the class), images.
+    `first` is the kind of the model's first prefix token, in place of cls: all_on_bos for "bos", no column for "".
     """
     import pandas as pd
 
@@ -95,7 +97,8 @@ def table_15(counts: pd.DataFrame) -> pd.DataFrame:
         names = list(dict.fromkeys(group["definition"]))
         for name in names:
             row |= {f"{each}_{name}": cell[name, each, "all"] for each in ("nop", "broadcast")}
-        row |= {"all": cell[names[0], "all", "all"], "all_on_cls": cell[names[0], "all", "cls"]}
+        row |= {"all": cell[names[0], "all", "all"]}
+        row |= {f"all_on_{first}": cell.get((names[0], "all", first), 0.0)} if first else {}
         rows.append(row | {"images": int(group["images"].max())})
     return _ordered_by(pd.DataFrame(rows), blocks=("1+", "0"))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from sinklab.reports.nouns import A_KIND, IMAGES, Words
 from sinklab.reports.palette import CLASS_NAME, CLASSES, KINDS
 from sinklab.reports.tables import each_row
 from sinklab.reports.wording import head_name, joined, layers_phrase, number, percent, plural, some
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 LIKENED = {"nop": ("a NOP", "NOPs"), "broadcast": ("a broadcast", "broadcasts"), "intermediate": ("neither", "neither")}
 MEANS = {"nop": "its sink hands over next to nothing", "broadcast": "every token receives much the same from its sink"}
-A_KIND = {"cls": "[CLS]", "register": "a register", "patch": "a patch"}
 NAMED = 8
 """Of more heads than this a line names the first ones and adds their layers."""
 RULE_COLUMN = {"relaxed": "routed_fraction", "strict": "min_attention", "mass": "inflow"}
@@ -43,7 +43,12 @@ class Verdict:
 
 
 def give_verdict(
-    heads: pd.DataFrame, table: pd.DataFrame, counts: pd.DataFrame, rule: SinkRule, definition: SinkDefinition
+    heads: pd.DataFrame,
+    table: pd.DataFrame,
+    counts: pd.DataFrame,
+    rule: SinkRule,
+    definition: SinkDefinition,
+    words: Words = IMAGES,
 ) -> Verdict:
     """The verdict from the head table, `head_table`, and `counts_per_image` under the run's own rule."""
     own = counts[counts["definition"] == definition.name]
@@ -66,9 +71,9 @@ def give_verdict(
             **_amounts(own, name),
         }
     if not numbers["sinking"]:
-        return _no_sinks(heads, rule, numbers)
+        return _no_sinks(heads, rule, numbers, words)
     sunk = table[table["events"] > 0].sort_values(["events", "layer", "head"], ascending=[False, True, True])
-    lines = [_how_many(numbers, sunk, definition)]
+    lines = [_how_many(numbers, sunk, definition, words)]
     lines += [_class_line(name, numbers[name], _names(sunk, definition, name)) for name in ("nop", "broadcast")]
     by = Markup("By the definition “{}”, ").format(definition.name)
     lines[1] = by + lines[1].replace(">No head", ">no head", 1)
@@ -102,26 +107,26 @@ def _headline(numbers: dict[str, Any]) -> str:
     return f"{numbers['sinking']} of {plural(numbers['pairs'], 'head')} sink: {joined(parts)}"
 
 
-def _how_many(numbers: dict[str, Any], sunk: pd.DataFrame, definition: SinkDefinition) -> Markup:
+def _how_many(numbers: dict[str, Any], sunk: pd.DataFrame, definition: SinkDefinition, words: Words) -> Markup:
     sinking, steady = numbers["sinking"], sunk[2 * sunk["events"] >= sunk["images"]]
     start = Markup("<strong>{} of {}</strong> {}").format(
         sinking, plural(numbers["pairs"], "head"), "sinks" if sinking == 1 else "sink"
     )
     if numbers["images"] == 1:
-        line = start + Markup(" in the one image measured.")
+        line = start + Markup(" in the one {} measured.").format(words.noun)
     else:
         often = (
             some([head_name(row.layer, row.head) for row in each_row(steady)]) if 0 < len(steady) < sinking
             else "none of them" if not len(steady) else "it does so" if sinking == 1 else "all of them"
         )  # fmt: skip
-        line = Markup("{} in at least one of {}, {} in half of the images or more.").format(
-            start, plural(numbers["images"], "image"), often
+        line = Markup("{} in at least one of {}, {} in half of the {} or more.").format(
+            start, words.count(numbers["images"]), often, words.nouns
         )
     between = _names(sunk, definition, "intermediate")
     if between:
-        words = f"{len(between)} {'is' if len(between) == 1 else 'are'} intermediate"
+        many = f"{len(between)} {'is' if len(between) == 1 else 'are'} intermediate"
         line += Markup(' <strong class="intermediate-text">{}</strong>, neither NOP nor broadcast: {}.').format(
-            words, some(between)
+            many, some(between)
         )
     return line
 
@@ -164,9 +169,9 @@ def _other(sunk: pd.DataFrame, own: str, other: str) -> Markup:
     return start.format(other, joined(parts) + keep.replace("other 1 head", "other head"))
 
 
-def _no_sinks(heads: pd.DataFrame, rule: SinkRule, numbers: dict[str, Any]) -> Verdict:
+def _no_sinks(heads: pd.DataFrame, rule: SinkRule, numbers: dict[str, Any], words: Words) -> Verdict:
     column = RULE_COLUMN[rule.name]
-    images = plural(numbers["images"], "image")
+    images = words.count(numbers["images"])
     none = "No head sinks" if numbers["not_finite"] < numbers["pairs"] else "Nothing could be measured"
     sentence = "<strong>{}.</strong> In none of {} did any of {} meet the rule: "
     sentence += " there is no NOP and no broadcast to tell apart."
@@ -176,10 +181,8 @@ def _no_sinks(heads: pd.DataFrame, rule: SinkRule, numbers: dict[str, Any]) -> V
         ordered = finite.astype({column: "float64"}).sort_values(["image_index", "layer", "head"])
         means = ordered.groupby(["layer", "head"])[column].mean().rename("mean").reset_index()
         best = next(each_row(means.sort_values("mean", ascending=False, kind="stable")))
-        words = RULE_WORDS[rule.name].format(
-            value=number(best.mean), share=percent(best.mean), attention=rule.attention
-        )
+        near = RULE_WORDS[rule.name].format(value=number(best.mean), share=percent(best.mean), attention=rule.attention)
         lines.append(
-            Markup("Nearest to it came layer {}, head {}, where on average {}.").format(best.layer, best.head, words)
+            Markup("Nearest to it came layer {}, head {}, where on average {}.").format(best.layer, best.head, near)
         )
     return Verdict(headline=none, lines=lines, numbers=numbers)

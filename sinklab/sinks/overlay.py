@@ -1,4 +1,4 @@
-"""For the strongest heads of each class: the photographs, and how much each query attends to the sink.
+"""For the strongest heads of each class: how much each query attends to the sink, and the photographs, if there are.
 
 A report never runs a model, so the few attention columns that it shows are taken here, after the scan.
 Letters: N tokens, D head dim.
@@ -18,6 +18,7 @@ from sinklab.sinks.scan import as_input, precision
 
 if TYPE_CHECKING:
     import pandas as pd
+    from PIL.Image import Image
     from torch import Tensor
 
     from sinklab.data.input_list import InputList, View
@@ -77,12 +78,11 @@ def write_overlays(
 ) -> list[str]:
     """`overlays/columns.parquet`, one row per (image, layer, head, query), and the crops that the model saw.
 
-    Images that have gone since they were measured are left out; returned are sentences that say so.
+    Sequences have no pictures. Inputs that have gone since they were measured are left out; returned are sentences
+    that say so.
     """
     import pandas as pd
 
-    if not isinstance(transform, ImageTransform):  # sequences have no pictures
-        chosen = chosen.iloc[:0]
     reader, rows = _ColumnReader(), []
     pictures: dict[str, str] = {}
     grids: dict[str, list[int]] = {}
@@ -94,11 +94,10 @@ def write_overlays(
             events: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in same_image.to_numpy()]
             image = str(events[0]["image"])
             try:
-                assert isinstance(transform, ImageTransform)
-                opened = open_image(refs[image])
-                picture, pixels = transform.crop(opened, image), transform(opened, image)[None]
+                picture, pixels = _seen(refs[image], transform)
             except UnreadableImage as error:
-                gone.append(f"{error} It was measured, but is not among the photographs.")
+                among = "photographs" if isinstance(transform, ImageTransform) else f"{images.noun}s shown"
+                gone.append(f"{error} It was measured, but is not among the {among}.")
                 continue
             reader.columns, reader.wanted = {}, {}
             for event in events:
@@ -109,6 +108,8 @@ def write_overlays(
                 column = reader.columns[event["layer"], event["head"]]
                 kept = {name: event[name] for name in ("image", "layer", "head", "class", "sink_index")}
                 rows.append(pd.DataFrame({**kept, "query": range(len(column)), "attention": column.numpy()}))
+            if picture is None:
+                continue
             pictures[image] = f"overlays/picture-{index}.jpg"
             grids[image] = list(model.tokens.grid(transform.height, transform.width))
             encoded = BytesIO()
@@ -124,3 +125,11 @@ def write_overlays(
         if f"overlays/{path.name}" not in pictures.values():
             path.unlink()
     return gone
+
+
+def _seen(ref: Any, transform: View) -> tuple[Image | None, Tensor]:
+    """The picture that the model saw, None of a sequence, and the tensor with a batch of one."""
+    if not isinstance(transform, ImageTransform):
+        return None, transform.of(ref.content(), ref.id)[None]
+    opened = open_image(ref)
+    return transform.crop(opened, ref.id), transform(opened, ref.id)[None]

@@ -118,20 +118,20 @@ class SinkRule:
             holds = heads["inflow"].astype("float64") >= self.threshold
         return (holds & heads["finite"].astype(bool)).rename("event")
 
-    def sentence(self) -> str:
-        """The rule in words with its numbers, for reports."""
+    def sentence(self, a_noun: str = "an image") -> str:
+        """The rule in words with its numbers, for reports; `a_noun` is what a head is sunk in."""
         if self.name == "relaxed":
             return (
-                f"A head is sunk in an image if at least {self.fraction:.12g} of its queries give at least "
+                f"A head is sunk in {a_noun} if at least {self.fraction:.12g} of its queries give at least "
                 f"{self.attention:.12g} of their attention to the key with the largest inflow."
             )
         if self.name == "strict":
             return (
-                f"A head is sunk in an image if every query gives at least {1 - self.epsilon:.12g} of its attention "
+                f"A head is sunk in {a_noun} if every query gives at least {1 - self.epsilon:.12g} of its attention "
                 f"to the key with the largest inflow (epsilon = {self.epsilon:.12g})."
             )
         return (
-            f"A head is sunk in an image if the key with the largest inflow receives at least {self.threshold:.12g} "
+            f"A head is sunk in {a_noun} if the key with the largest inflow receives at least {self.threshold:.12g} "
             "of the attention, averaged over queries."
         )
 
