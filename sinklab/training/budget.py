@@ -11,7 +11,7 @@ from sinklab.training.toy_config import VARIANTS, NopBranchConfig, TrainConfig, 
 def budget(config: TrainConfig, sweep: str | None = None) -> dict[str, Any]:
     """The variant that a config differs least from, what differs, and how much is trained.
 
-    Keys: variant, changed (name → value), steps, batch, sequences (of one member), of_paper (sequences over those of the
+    Keys: variant, changed (name → value), steps, batch, sequences (a member's), of_paper (sequences over those of the
     paper's budget), evaluation (batches, sequences in each).
     """
     variant = min(VARIANTS[config.kind], key=lambda name: len(_differing(config, name)))
