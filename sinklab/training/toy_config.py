@@ -179,7 +179,10 @@ KINDS: dict[str, type[TrainConfig]] = {
     cls.kind: cls for cls in (NopConfig, NopBranchConfig, BroadcastConfig, PathwayConfig)
 }
 E1 = ("attention", "global-uniform", "global-uniform+penalty")
-SMALL = {"checkpoint_every": 500, "warmup": 0.05, "decay": 0.5, "evaluation_batches": 16}
+SMALL = {
+    **{"warmup": 0.05, "decay": 0.5, "evaluation_batches": 16},
+    **{"checkpoint_every": 500, "record_every": 10, "score_every": 10},
+}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "nop": {"paper": {}, "laptop": {"steps": 400, "batch": 64, "lr": 1e-2, "centred": True, **SMALL}},
     "nop-branch": {
