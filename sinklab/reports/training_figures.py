@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.reports import drawing
 from sinklab.reports.palette import CLASS_COLOUR, INK, KIND_COLOUR, blend
+from sinklab.reports.sections import records
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,7 +80,7 @@ def sweep_points(curves: pd.DataFrame) -> dict[str, float]:
 def over_seeds(table: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
     """One row per `keys`: the mean of `value` over seeds."""
     rows = table.dropna(subset=[value])
-    return rows.groupby(list(keys), sort=False, as_index=False)[value].mean()
+    return rows.groupby(list(keys), sort=False)[value].mean().reset_index()
 
 
 def draw_curves(curves: pd.DataFrame, sweep: str | None = None, width: float = drawing.WIDE) -> Figure:
@@ -119,9 +120,10 @@ def draw_sweep(curves: pd.DataFrame, sweep: str, width: float = drawing.WIDE) ->
         last = curves.dropna(subset=["sink_0"]).sort_values("step").groupby(["arm", "seed"], sort=False).last()
         sign = SWEEP_SIGN[sweep]
         places = {arm: points[arm] if sweep == "frequency" else place for place, arm in enumerate(arms)}
-        for (arm, _), row in last.iterrows():
-            right.plot(places[str(arm)], row["sink_0"], marker="o", markersize=5, linestyle="none",
-                       color=styles[str(arm)]["color"], markeredgecolor=INK, markeredgewidth=0.6)  # fmt: skip
+        for row in records(last.reset_index()):
+            arm = str(row["arm"])
+            right.plot(places[arm], row["sink_0"], marker="o", markersize=5, linestyle="none",
+                       color=styles[arm]["color"], markeredgecolor=INK, markeredgewidth=0.6)  # fmt: skip
         means = last["sink_0"].groupby("arm", sort=False).mean()
         right.plot([places[str(arm)] for arm in means.index], means, color=INK, linewidth=0.8, zorder=1)
         if sweep == "damping":  # its points are spaced unevenly, and one is 0
