@@ -61,7 +61,7 @@ def _broadcast(table: pd.DataFrame) -> Drawn:
         "or an ordinary token’s; when an ordinary token’s value becomes 0 (control); when nobody may attend to the "
         "source; and without attention at all. The donor cosine says whether the donor’s payload arrives.",
         counts=_counts(table),
-        alt=f"Cosine between the change by the donor’s value and the donor’s payload, at most 1: {words}.",
+        alt=f"Cosine between the change by the donor’s value and the donor’s payload: {words}.",
         table=shown,
     )
 
@@ -73,7 +73,7 @@ def _pathway(table: pd.DataFrame) -> Drawn:
         without = f"{number(row['delta_mse_without_attention'])} without attention"
         if row["delta_mse_without_global"] == row["delta_mse_without_global"]:  # not NaN: the arm has a pathway
             without += f", {number(row['delta_mse_without_global'])} without the pathway"
-        said.append(f"{figures.ARM_NAME.get(arm, arm)}: {without}")
+        said.append(f"{figures.arm_name(arm)}: {without}")
     return drawn_twice(
         "fig7-pathway",
         lambda width: effects.draw_pathway(table, width),
@@ -110,7 +110,7 @@ def _queries_and_keys(table: pd.DataFrame) -> Drawn:
 
 def _ranks(ranks: pd.DataFrame) -> Drawn:
     spread = effects.rank_spread(ranks)
-    words = joined([f"layer {row['layer']} {figures.ARM_NAME.get(row['arm'], row['arm'])} {fixed(row['q50'])}"
+    words = joined([f"layer {row['layer']} {figures.arm_name(row['arm'])} {fixed(row['q50'])}"
                     for row in records(spread)])  # fmt: skip
     return drawn_twice(
         "fig3-stable-rank",
@@ -129,7 +129,7 @@ def _sweep(curves: pd.DataFrame, sweep: str) -> Drawn:
     points, sign = figures.sweep_points(curves), figures.SWEEP_SIGN[sweep]
     last = curves.dropna(subset=["sink_0"]).sort_values("step").groupby(["arm", "seed"], sort=False)["sink_0"].last()
     ends = last.groupby("arm", sort=False).mean()
-    words = joined([f"{number(float(ends[arm]))} at {sign} = {number(point, 3)}" for arm, point in points.items()])
+    words = joined([f"{number(float(ends[arm]))} at {sign} = {point:.3g}" for arm, point in points.items()])
     what = {
         "frequency": "p is the share of tokens that are to be left alone. A sink is asked for most where half of the "
         "tokens need it and half do not.",
@@ -155,7 +155,7 @@ def _spectrum(spectrum: pd.DataFrame, curves: pd.DataFrame, sweep: str | None) -
     said = []
     for row in records(first):
         arm, layer, share = row["arm"], row["layer"], row["share"]
-        name = f"{sign} = {points[arm]:.3g}" if points else figures.ARM_NAME.get(arm, arm)
+        name = f"{sign} = {points[arm]:.3g}" if points else figures.arm_name(arm)
         said.append(f"{number(float(share))} {name}" + (f", layer {layer}" if layers > 1 else ""))
     return drawn_twice(
         "fig2-spectrum",
@@ -172,7 +172,7 @@ def _spectrum(spectrum: pd.DataFrame, curves: pd.DataFrame, sweep: str | None) -
 def _curves(curves: pd.DataFrame, sweep: str | None) -> Drawn:
     ends = curves.dropna(subset=["loss"]).sort_values("step").groupby("arm", sort=False)["loss"]
     rows: dict[Any, Any] = {arm: values.iloc[-1] for arm, values in ends}
-    words = joined([f"{figures.ARM_NAME.get(arm, arm)} {number(float(loss))}" for arm, loss in rows.items()])
+    words = joined([f"{figures.arm_name(arm)} {number(float(loss))}" for arm, loss in rows.items()])
     return drawn_twice(
         "training-curves",
         lambda width: figures.draw_curves(curves, sweep, width),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.reports import drawing
 from sinklab.reports.palette import CLASS_COLOUR, INK, MUTED, PAPER, QUIET
 from sinklab.reports.tables import each_row
-from sinklab.reports.training_figures import ARM_COLOUR, ARM_NAME
+from sinklab.reports.training_figures import ARM_COLOUR, arm_name
 from sinklab.reports.wording import number
 
 if TYPE_CHECKING:
@@ -114,10 +114,14 @@ def draw_ranks(spread: pd.DataFrame, width: float = drawing.WIDE) -> Figure:
             axes.plot(row.q50, place, marker="o", color=PAPER, markeredgecolor=INK, markersize=5, markeredgewidth=0.8)
         axes.axvline(1, color=MUTED, linewidth=0.8, linestyle=(0, (4, 3)))
         several = spread["arm"].nunique() > 1
-        names = [f"layer {row.layer}" + (f", {ARM_NAME.get(row.arm, row.arm)}" if several else "") for row in rows]
+        names = [f"layer {row.layer}" + (f", {arm_name(row.arm)}" if several else "") for row in rows]
         axes.set_yticks(range(len(rows)), names)
         axes.tick_params(axis="y", length=0)
-        axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel="stable rank of attention’s update", xlim=(0.9, None))
+        axes.set(
+            ylim=(len(rows) - 0.4, -0.6),
+            xlabel="stable rank of attention’s update",
+            xlim=(0.95, max(1.3, 1.03 * float(spread["q95"].max()))),
+        )
         axes.grid(axis="x")
     return figure
 
@@ -138,7 +142,7 @@ def draw_pathway(table: pd.DataFrame, width: float = drawing.WIDE) -> Figure:
             for place, arm in enumerate(arms):
                 for group, (column, _) in enumerate(columns):
                     at = group + wide * (place - (len(arms) - 1) / 2)
-                    label = ARM_NAME.get(arm, arm) if not group else ""
+                    label = arm_name(arm) if not group else ""
                     colour = ARM_COLOUR.get(arm, INK)
                     _bars(axes, table, "arm", [arm], column, [at], 0.9 * wide, [colour], label)
             axes.set_xticks(range(len(columns)), [words for _, words in columns])

@@ -64,11 +64,17 @@ def arm_styles(arms: Sequence[str], points: Mapping[str, float] | None = None) -
 def arm_names(arms: Sequence[str], points: Mapping[str, float] | None, sign: str = "") -> dict[str, str]:
     """What the legend calls each arm; of many points only some are named."""
     if not points:
-        return {arm: ARM_NAME.get(arm, arm) for arm in arms}
+        return {arm: arm_name(arm) for arm in arms}
     step = -(-len(arms) // LEGEND)
     return {
         arm: f"{sign} = {points[arm]:.3g}" for place, arm in enumerate(arms) if place % step == 0 or arm == arms[-1]
     }
+
+
+def arm_name(arm: str) -> str:
+    """An arm in words; of a sweep's, its point: "γ = 0.1"."""
+    sign, _, value = arm.partition("=")
+    return f"{'γ' if sign == 'gamma' else sign} = {float(value):g}" if value else ARM_NAME.get(arm, arm)
 
 
 def sweep_points(curves: pd.DataFrame) -> dict[str, float]:
@@ -97,8 +103,7 @@ def draw_curves(curves: pd.DataFrame, sweep: str | None = None, width: float = d
             axes.set(title=title, xlabel="step", xlim=(0, float(curves["step"].max())))
             if name == "loss":
                 axes.set_yscale("log")
-                axes.yaxis.set_major_formatter(_plain)
-                axes.yaxis.set_minor_formatter(_few(axes))
+                _loss_ticks(axes)
             else:
                 axes.set_ylim(0, 1)
             axes.grid(axis="y", which="major")
@@ -124,8 +129,10 @@ def draw_sweep(curves: pd.DataFrame, sweep: str, width: float = drawing.WIDE) ->
             arm = str(row["arm"])
             right.plot(places[arm], row["sink_0"], marker="o", markersize=5, linestyle="none",
                        color=styles[arm]["color"], markeredgecolor=INK, markeredgewidth=0.6)  # fmt: skip
-        means = last["sink_0"].groupby("arm", sort=False).mean()
-        right.plot([places[str(arm)] for arm in means.index], means, color=INK, linewidth=0.8, zorder=1)
+        means = last["sink_0"].groupby("arm").mean()
+        right.plot(
+            [places[arm] for arm in arms], [float(means[arm]) for arm in arms], color=INK, linewidth=0.8, zorder=1
+        )
         if sweep == "damping":  # its points are spaced unevenly, and one is 0
             right.set_xticks(list(places.values()), [f"{points[arm]:g}" for arm in arms])
         right.set(title="Sink score at the end", xlabel=f"{sweep}, {sign}")
@@ -193,11 +200,17 @@ def _score_title(name: str, layers: int) -> str:
     return "Sink score" if layers == 1 else f"Sink score, layer {name.removeprefix('sink_')}"
 
 
-def _plain(value: float, _: int) -> str:
+def _plain(value: float, _: float) -> str:
     return f"{value:g}"
 
 
-def _few(axes: Axes) -> Any:
-    """Names the ticks between powers of ten where less than two powers are seen, which would leave an axis bare."""
+def _loss_ticks(axes: Axes) -> None:
+    """1, 2 and 5 of every power of ten where fewer than two powers are seen, else the powers alone."""
+    from matplotlib.ticker import FixedLocator
+
     low, high = axes.get_ylim()
-    return _plain if high < 20 * low else lambda value, place: ""
+    marks = (1.0, 2.0, 3.0, 5.0) if high < 10 * low else (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
+    ticks = [mark * 10.0**power for power in range(-9, 4) for mark in marks]
+    axes.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
+    axes.yaxis.set_minor_locator(FixedLocator([]))
+    axes.yaxis.set_major_formatter(_plain)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isinf, isnan
+from math import floor, isinf, isnan, log10
 from typing import TYPE_CHECKING, Any
 
 from sinklab.reports import toy_paper
 from sinklab.reports.sections import records
-from sinklab.reports.training_figures import ARM_NAME
+from sinklab.reports.training_figures import arm_name
 from sinklab.reports.wording import number, plural
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ EDIT_NAME = {
     "route_clamped": "route, clamped",
     "attention_off": "attention off",
 }
-EDITS_2 = ("baseline", "zero", "donor", "ordinary", "route")
+EDITS_2 = ("baseline", "zero", "donor", "ordinary", "route", "route_clamped")
+SMALLEST_PLACE = 5
+"""Decimals behind which a table does not go."""
 EDITS_3 = ("zero", "donor", "ordinary", "zero_ordinary", "route", "attention_off")
 
 
@@ -82,11 +84,13 @@ def _table_2(table: pd.DataFrame) -> Shown:
                "delta_rms_active": ("ΔRMS", "active queries")}  # fmt: skip
     rows = []
     for row in records(means[means["edit"].isin(EDITS_2)]):
-        cells = [cell(row, name, toy_paper.TABLE_2[row["edit"]].get(name)) for name in columns]
+        cells = [cell(row, name, toy_paper.TABLE_2.get(row["edit"], {}).get(name)) for name in columns]
         rows.append(("", EDIT_NAME.get(row["edit"], row["edit"]), cells))
     return Shown(
         title="The sink’s value and place, edited (Table 2)",
-        caption=f"{_ours(means)}. Donor and ordinary values come from another sequence: its sink’s, and its token 1’s.",
+        caption=f"{_ours(means)}. Donor and ordinary values come from another sequence: its sink’s, and "
+        "its token 1’s. Route hides the sink’s logit; clamped, it divides the other weights by their sum but no less "
+        "than 1e-12, and a query that gave the sink everything is then left with little.",
         source="tables/table2.csv",
         heads=list(columns.values()),
         rows=rows,
@@ -134,7 +138,7 @@ def _pathway(table: pd.DataFrame) -> Shown:
     uniform = means["arm"].str.contains("uniform").any()
     printed = toy_paper.E1 if uniform else toy_paper.PATHWAY
     where = "App. E.1" if uniform else "Fig. 7B"
-    rows = [("", ARM_NAME.get(row["arm"], row["arm"]),
+    rows = [("", arm_name(row["arm"]),
              [cell(row, name, printed.get(row["arm"], {}).get(name)) for name in columns])
             for row in records(means)]  # fmt: skip
     return Shown(
@@ -149,7 +153,7 @@ def _pathway(table: pd.DataFrame) -> Shown:
 
 def _pathway_seeds(table: pd.DataFrame) -> Shown:
     seeds, columns = table[table["level"] == "seed"], pathway_columns(table)
-    rows = [(f"Seed {int(row['seed'])}", ARM_NAME.get(row["arm"], row["arm"]), [cell(row, name) for name in columns])
+    rows = [(f"Seed {int(row['seed'])}", arm_name(row["arm"]), [cell(row, name) for name in columns])
             for row in records(seeds)]  # fmt: skip
     return Shown(
         title="The same, seed by seed",
@@ -176,7 +180,7 @@ def _branch(training: pd.DataFrame) -> Shown:
             for name, row in cells.items()
             for key, value in ((name, row["mean"]), (f"{name}_sem", row["sem"]))
         }
-        rows.append(("", ARM_NAME.get(str(arm), str(arm)), [cell(flat, name) for name in columns]))
+        rows.append(("", arm_name(str(arm)), [cell(flat, name) for name in columns]))
     return Shown(
         title="What each training came to",
         caption=f"Means over {plural(int(training['seed'].nunique()), 'seed')}"
@@ -191,10 +195,21 @@ def _branch(training: pd.DataFrame) -> Shown:
 def cell(row: Mapping[str, Any], name: str, paper: float | None = None) -> Cell:
     """ "0.0234 ± 0.0004", and "0.0187" of the paper's."""
     mean, sem = float(row.get(name, float("nan"))), float(row.get(f"{name}_sem", float("nan")))
-    words = number(mean, 3)
-    if not isnan(mean) and sem > 0:
-        words += f" ± {number(sem, 1)}"
-    return Cell(ours=words, paper="" if paper is None else number(paper, 3))
+    return Cell(ours=with_error(mean, sem), paper="" if paper is None else plain(paper))
+
+
+def with_error(mean: float, sem: float) -> str:
+    """ "0.0234 ± 0.0004": both to the place of the error's first digit, or second where that is a 1."""
+    if isnan(mean) or not sem > 0:
+        return plain(mean)
+    power = floor(log10(sem))
+    places = min(max((1 if sem / 10.0**power < 2 else 0) - power, 0), SMALLEST_PLACE)
+    return f"{mean:,.{places}f} ± {sem:.{places}f}"
+
+
+def plain(value: float) -> str:
+    """Three digits, in decimals as far as SMALLEST_PLACE."""
+    return f"{value:.{SMALLEST_PLACE}f}" if 0 < abs(value) < 0.001 else number(value, 3)
 
 
 def _ours(means: pd.DataFrame) -> str:
