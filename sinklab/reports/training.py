@@ -91,7 +91,7 @@ def render(config: dict[str, Any], kind: str, saved: dict[str, pd.DataFrame], dr
         paper=PAPER,
         title=TITLE[kind],
         subtitle=_subtitle(config),
-        verdict=_verdict(claims, drawn),
+        verdict=_verdict(claims, _leading(drawn, kind, config["settings"]["sweep"])),
         budget_sentence=budget_sentence(config["budget"], config["settings"]["sweep"]),
         facts=_facts(config),
         claims=claims,
@@ -130,7 +130,7 @@ def _subtitle(config: dict[str, Any]) -> str:
     )
 
 
-def _verdict(claims: list[dict[str, Any]], drawn: list[captions.Drawn]) -> list[str]:
+def _verdict(claims: list[dict[str, Any]], leading: list[captions.Drawn]) -> list[str]:
     lines = []
     if claims:
         held, seeds = [claim for claim in claims if claim["holds"]], len(claims[0]["seeds"])
@@ -140,7 +140,12 @@ def _verdict(claims: list[dict[str, Any]], drawn: list[captions.Drawn]) -> list[
         else:
             failed = joined([claim["name"] for claim in claims if not claim["holds"]])
             lines.append(f"{len(held)} of the task’s {len(claims)} claims hold {where}; these do not: {failed}.")
-    return lines + [figure.alt for figure in drawn if figure.name in training_captions.LEADING]
+    return lines + [figure.alt for figure in leading]
+
+
+def _leading(drawn: list[captions.Drawn], kind: str, sweep: str | None) -> list[captions.Drawn]:
+    """The figures whose numbers, in words, stand in the verdict: what the task is about, which comes first."""
+    return drawn if kind == "nop-branch" and sweep is None else drawn[:1]
 
 
 def _facts(config: dict[str, Any]) -> list[tuple[str, str]]:

@@ -13,9 +13,6 @@ from sinklab.reports.wording import fixed, joined, number, plural
 if TYPE_CHECKING:
     import pandas as pd
 
-LEADING = ("fig2-edits", "fig3-edits", "fig7-pathway", "fig11-sink-score", "fig2-spectrum")
-"""Figures whose numbers, in words, stand in the verdict."""
-
 
 def draw_all(kind: str, saved: dict[str, pd.DataFrame], sweep: str | None) -> list[Drawn]:
     """A task's figures, what it is about first. saved: name → table of the run's tables/."""
@@ -73,7 +70,7 @@ def _pathway(table: pd.DataFrame) -> Drawn:
         without = f"{number(row['delta_mse_without_attention'])} without attention"
         if row["delta_mse_without_global"] == row["delta_mse_without_global"]:  # not NaN: the arm has a pathway
             without += f", {number(row['delta_mse_without_global'])} without the pathway"
-        said.append(f"{figures.arm_name(arm)}: {without}")
+        said.append(f"{figures.arm_name(arm)} {without}")
     return drawn_twice(
         "fig7-pathway",
         lambda width: effects.draw_pathway(table, width),
@@ -83,7 +80,7 @@ def _pathway(table: pd.DataFrame) -> Drawn:
         "when its source’s value, or its state g, is put in. A pathway alone need not take the sink’s work over; with "
         "the penalty on what attention’s update has in common, it does.",
         counts=_counts(table),
-        alt=f"Growth of the error in the last layer. {'; '.join(said)}.",
+        alt=f"Growth of the error when the last layer loses a branch: {'; '.join(said)}.",
         table=table,
     )
 
@@ -126,13 +123,16 @@ def _ranks(ranks: pd.DataFrame) -> Drawn:
 
 
 def _sweep(curves: pd.DataFrame, sweep: str) -> Drawn:
-    points, sign = figures.sweep_points(curves), figures.SWEEP_SIGN[sweep]
-    last = curves.dropna(subset=["sink_0"]).sort_values("step").groupby(["arm", "seed"], sort=False)["sink_0"].last()
-    ends = last.groupby("arm", sort=False).mean()
-    words = joined([f"{number(float(ends[arm]))} at {sign} = {point:.3g}" for arm, point in points.items()])
+    points, sign, ends = figures.sweep_points(curves), figures.SWEEP_SIGN[sweep], figures.sweep_ends(curves)
+    means = {row["arm"]: row for row in records(ends.groupby("arm")[["score", "half_step"]].mean().reset_index())}
+    said = []
+    for arm, point in points.items():
+        after = f", half of it after {means[arm]['half_step']:.0f} steps" if sweep == "frequency" else ""
+        said.append(f"{number(means[arm]['score'])} at {sign} = {point:.3g}{after}")
     what = {
-        "frequency": "p is the share of tokens that are to be left alone. A sink is asked for most where half of the "
-        "tokens need it and half do not.",
+        "frequency": "p is the share of tokens that are to be left alone; at the end the score is about p, for so many "
+        "queries go to the sink. What differs is how soon: the right panel has the first step with half of the final "
+        "score.",
         "damping": "γ is what remains of the update that flagged tokens are to get: 0 asks for none, 1 for all. The "
         "more is to remain, the weaker the sink.",
     }[sweep]
@@ -141,9 +141,9 @@ def _sweep(curves: pd.DataFrame, sweep: str) -> Drawn:
         lambda width: figures.draw_sweep(curves, sweep, width),
         title=f"Sinks along the {sweep} of NOP tokens (Fig. 11)",
         reading=f"The largest attention that one position receives, averaged over queries and sequences. {what}",
-        counts=f"n = {plural(len(points), 'point')}, {plural(int(curves['seed'].nunique()), 'seed')} each; lines are "
-        "means over seeds.",
-        alt=f"Sink score at the end: {words}.",
+        counts=f"n = {plural(len(points), 'point')}, {plural(int(curves['seed'].nunique()), 'seed')} each"
+        f"{_means(curves)}.",
+        alt=f"Sink score at the end: {'; '.join(said)}.",
         table=curves[["step", "seed", "arm", "point", "sink_0"]].dropna(subset=["sink_0"]),
     )
 
@@ -156,14 +156,14 @@ def _spectrum(spectrum: pd.DataFrame, curves: pd.DataFrame, sweep: str | None) -
     for row in records(first):
         arm, layer, share = row["arm"], row["layer"], row["share"]
         name = f"{sign} = {points[arm]:.3g}" if points else figures.arm_name(arm)
-        said.append(f"{number(float(share))} {name}" + (f", layer {layer}" if layers > 1 else ""))
+        said.append(name + (f", layer {layer}, " if layers > 1 else " ") + number(float(share)))
     return drawn_twice(
         "fig2-spectrum",
         lambda width: figures.draw_spectrum(spectrum, points, sign, width),
         title="Spectrum of Θ = W_Q W_Kᵀ (Fig. 2B)",
         reading="Singular values in falling order. A sink that one direction of the stream decides leaves one of them "
         "standing out; attention that routes nothing has none that does.",
-        counts=f"n = {plural(int(spectrum['seed'].nunique()), 'seed')}; lines are means over seeds.",
+        counts=f"n = {plural(int(spectrum['seed'].nunique()), 'seed')}{_means(spectrum)}.",
         alt=f"Share of the first singular value, σ₁² / Σσ²: {'; '.join(said)}.",
         table=spectrum,
     )
@@ -179,10 +179,26 @@ def _curves(curves: pd.DataFrame, sweep: str | None) -> Drawn:
         title="Loss and sink scores while training",
         reading="The task’s loss on the batch of the step, and the largest attention that one token receives, on "
         "fresh sequences.",
-        counts=f"n = {plural(int(curves['seed'].nunique()), 'seed')}; lines are means over seeds, thin ones the seeds.",
-        alt=f"Loss of the task at the end: {words}.",
+        counts=f"n = {plural(int(curves['seed'].nunique()), 'seed')}{_means(curves)}.",
+        alt=f"Loss of the task at the end: {words}. {_score_words(curves)}",
         table=curves,
     )
+
+
+def _score_words(curves: pd.DataFrame) -> str:
+    """ "Sink score at the end: NOP head 0.5." """
+    names = sorted(str(name) for name in curves if str(name).startswith("sink_"))
+    last = curves.dropna(subset=names).sort_values("step").groupby(["arm", "seed"], sort=False)[names].last()
+    said = []
+    for row in records(last.groupby("arm", sort=False).mean().reset_index()):
+        layers = joined([number(row[name]) for name in names])
+        said.append(f"{figures.arm_name(row['arm'])} {layers}")
+    where = " (layer by layer)" if len(names) > 1 else ""
+    return f"Sink score at the end{where}: {'; '.join(said)}."
+
+
+def _means(table: pd.DataFrame) -> str:
+    return "; lines are means over seeds, thin ones the seeds" if table["seed"].nunique() > 1 else ""
 
 
 def _counts(table: pd.DataFrame) -> str:

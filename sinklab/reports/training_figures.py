@@ -31,8 +31,8 @@ ARM_COLOUR = {
 }
 ARM_NAME = {
     "nop": "NOP head",
-    "nop-branch": "half of the tokens flagged",
-    "nothing-flagged": "no token flagged",
+    "nop-branch": "with NOP tokens",
+    "nothing-flagged": "without NOP tokens",
     "broadcast": "broadcast",
     "attention": "attention alone",
     "global": "with the pathway",
@@ -113,35 +113,51 @@ def draw_curves(curves: pd.DataFrame, sweep: str | None = None, width: float = d
 
 
 def draw_sweep(curves: pd.DataFrame, sweep: str, width: float = drawing.WIDE) -> Figure:
-    """Fig. 11: the sink score over the steps, one line a point of the sweep, and beside it the score at the end."""
+    """Fig. 11: the sink score over the steps, one line a point of the sweep, and beside it what sets them apart.
+
+    That is, along the frequency, the step at which half of the final score is reached; along the damping, the score.
+    """
     arms, points = list(dict.fromkeys(curves["arm"].astype(str))), sweep_points(curves)
-    styles, narrow = arm_styles(arms, points), drawing.is_narrow(width)
+    styles, narrow, sign = arm_styles(arms, points), drawing.is_narrow(width), SWEEP_SIGN[sweep]
+    ends = sweep_ends(curves)
+    column = "half_step" if sweep == "frequency" else "score"
     with drawing.paper(width, 5.4 if narrow else 3.5) as figure:
         left, right = (
             figure.subplots(2, 1, height_ratios=(1.5, 1)) if narrow else figure.subplots(1, 2, width_ratios=(1.7, 1))
         )
         _lines(left, curves, "step", "sink_0", arms, styles)
-        left.set(title="Sink score while training", xlabel="step", xlim=(0, float(curves["step"].max())))
-        last = curves.dropna(subset=["sink_0"]).sort_values("step").groupby(["arm", "seed"], sort=False).last()
-        sign = SWEEP_SIGN[sweep]
+        left.set(title="Sink score while training", xlabel="step", xlim=(0, float(curves["step"].max())), ylim=(0, 1))
         places = {arm: points[arm] if sweep == "frequency" else place for place, arm in enumerate(arms)}
-        for row in records(last.reset_index()):
-            arm = str(row["arm"])
-            right.plot(places[arm], row["sink_0"], marker="o", markersize=5, linestyle="none",
-                       color=styles[arm]["color"], markeredgecolor=INK, markeredgewidth=0.6)  # fmt: skip
-        means = last["sink_0"].groupby("arm").mean()
+        for row in records(ends):
+            right.plot(places[row["arm"]], row[column], marker="o", markersize=5, linestyle="none",
+                       color=styles[row["arm"]]["color"], markeredgecolor=INK, markeredgewidth=0.6)  # fmt: skip
+        means = ends.groupby("arm")[column].mean()
         right.plot(
             [places[arm] for arm in arms], [float(means[arm]) for arm in arms], color=INK, linewidth=0.8, zorder=1
         )
+        right.set(title="Half of it is reached at step" if sweep == "frequency" else "Sink score at the end")
+        right.set(xlabel=f"{sweep}, {sign}", ylim=(0, None if sweep == "frequency" else 1))
         if sweep == "damping":  # its points are spaced unevenly, and one is 0
             right.set_xticks(list(places.values()), [f"{points[arm]:g}" for arm in arms])
-        right.set(title="Sink score at the end", xlabel=f"{sweep}, {sign}")
         for axes in (left, right):
-            axes.set_ylim(0, 1)
             axes.grid(axis="y")
         names = arm_names(arms, points, sign)
         figure.legend(handles=_handles(names, styles), loc="outside upper left", ncols=3 if narrow else 7)
     return figure
+
+
+def sweep_ends(curves: pd.DataFrame) -> pd.DataFrame:
+    """One row per (arm, seed): its last sink score, and the first step with half of that."""
+    import pandas as pd
+
+    rows = []
+    for arm in dict.fromkeys(curves["arm"]):
+        for seed, mine in curves[curves["arm"] == arm].dropna(subset=["sink_0"]).groupby("seed"):
+            scores = mine.sort_values("step")
+            last = float(scores["sink_0"].iloc[-1])
+            half = int(scores.loc[scores["sink_0"] >= last / 2, "step"].iloc[0])
+            rows.append({"arm": str(arm), "seed": seed, "score": last, "half_step": half})
+    return pd.DataFrame(rows)
 
 
 def draw_spectrum(

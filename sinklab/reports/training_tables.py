@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.reports import toy_paper
 from sinklab.reports.sections import records
 from sinklab.reports.training_figures import arm_name
-from sinklab.reports.wording import number, plural
+from sinklab.reports.wording import number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,10 +126,10 @@ def pathway_columns(table: pd.DataFrame) -> dict[str, tuple[str, str]]:
     return {
         "task_mse": ("Task MSE", ""),
         **{name: ("Inflow", f"layer {name.removeprefix('inflow_')}") for name in layers},
-        "delta_mse_without_attention": ("ΔMSE without attention", last),
-        "delta_mse_without_global": ("ΔMSE without the pathway", last),
-        "donor_cosine_sink": ("Donor cosine via the sink", last),
-        "donor_cosine_global": ("Donor cosine via g", last),
+        "delta_mse_without_attention": ("ΔMSE", f"without attention, {last}"),
+        "delta_mse_without_global": ("ΔMSE", f"without the pathway, {last}"),
+        "donor_cosine_sink": ("Donor cosine", f"via the sink, {last}"),
+        "donor_cosine_global": ("Donor cosine", f"via g, {last}"),
     }
 
 
@@ -183,8 +183,7 @@ def _branch(training: pd.DataFrame) -> Shown:
         rows.append(("", arm_name(str(arm)), [cell(flat, name) for name in columns]))
     return Shown(
         title="What each training came to",
-        caption=f"Means over {plural(int(training['seed'].nunique()), 'seed')}"
-        f"{' ± standard error' if training['seed'].nunique() > 1 else ''}. The sink is the position with the largest "
+        caption=f"{_over_seeds(int(training['seed'].nunique()))}. The sink is the position with the largest "
         "inflow over all sequences; its value ratio is its projected value’s length over the others’ mean.",
         source="tables/training.csv",
         heads=list(columns.values()),
@@ -213,7 +212,10 @@ def plain(value: float) -> str:
 
 
 def _ours(means: pd.DataFrame) -> str:
-    seeds = int(means["seeds"].max())
+    return _over_seeds(int(means["seeds"].max()))
+
+
+def _over_seeds(seeds: int) -> str:
     return f"Means over {seeds} seeds ± standard error" if seeds > 1 else "Means of one seed"
 
 
