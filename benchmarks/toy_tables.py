@@ -43,7 +43,10 @@ def trained(name: str, folder: Path) -> dict[str, Any]:
         "budget": run.config["budget"],
         "seeds": list(seeds),
         "mean": rows[rows["level"] == "mean"].drop(columns=["level", "seed"]).to_dict("records"),
-        "by_seed": rows[rows["level"] == "seed"].drop(columns=["level", "seeds"]).to_dict("records"),
+        "by_seed": rows[rows["level"] == "seed"]
+        .drop(columns=["level", "seeds"])
+        .astype({"seed": int})
+        .to_dict("records"),
         "claims": {"checked": len(checked), "held": int(checked["holds"].sum())},
         "missed": checked[~checked["holds"].astype(bool)].drop(columns=["holds"]).to_dict("records"),
         "update_rms": update_rms(run) if kind == "pathway" else None,

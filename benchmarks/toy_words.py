@@ -1,4 +1,4 @@
-"""The controlled tasks' tables in Markdown, ours beside the paper's, from results/toy_tables.json: for fill_readme.py."""
+"""The controlled tasks' tables in Markdown, ours beside the paper's, from results/toy_tables.json."""
 
 from __future__ import annotations
 
