@@ -38,8 +38,8 @@ def _nop(table: pd.DataFrame) -> Drawn:
         lambda width: effects.draw_nop(shown, width),
         title="Editing a sink that holds nothing (Table 2)",
         reading="How far the output moves when the sink’s value becomes 0, another sequence’s, an ordinary token’s, or "
-        "when nobody may attend to it. Zero and donor change nothing, because there was nothing; an ordinary value, "
-        "and losing the place, reach all NOP queries.",
+        "when nobody may attend to it. Of a sink that holds nothing, zero and donor take nothing away; an ordinary "
+        "value, and losing the place, reach all NOP queries.",
         counts=_counts(table),
         alt=f"ΔRMS of the NOP queries by edit of the sink: {words}.",
         table=shown,
@@ -77,8 +77,8 @@ def _pathway(table: pd.DataFrame) -> Drawn:
         title="Where the broadcast goes (Fig. 7B)",
         reading="Left, the largest inflow of a layer’s attention. Middle, how much the error grows when the last "
         "layer’s attention or its global pathway is switched off. Right, whether another sequence’s payload arrives "
-        "when its source’s value, or its state g, is put in. A pathway alone need not take the sink’s work over; with "
-        "the penalty on what attention’s update has in common, it does.",
+        "when its source’s value, or its state g, is put in. The claims say that a pathway alone leaves the sink in "
+        "place, and that the penalty on what attention’s update has in common moves its work to g.",
         counts=_counts(table),
         alt=f"Growth of the error when the last layer loses a branch: {'; '.join(said)}.",
         table=table,
@@ -113,8 +113,8 @@ def _ranks(ranks: pd.DataFrame) -> Drawn:
         "fig3-stable-rank",
         lambda width: effects.draw_ranks(spread, width),
         title="Stable rank of attention’s update (Fig. 3D)",
-        reading="Median, middle half and 5th to 95th percentile over sequences. 1, the dashed line, is an update that "
-        "hands every token the same vector.",
+        reading="Median, middle half and 5th to 95th percentile over sequences. 1, the dashed line, is an update in "
+        "which every token gets a multiple of one vector.",
         counts=f"n = {plural(int(spread['sequences'].iloc[0]), 'sequence')} a line, of "
         f"{plural(int(ranks['seed'].nunique()), 'seed')}.",
         alt=f"Median stable rank of attention’s update: {words}.",
