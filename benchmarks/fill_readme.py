@@ -1,8 +1,9 @@
-"""Put measured numbers into README.md: `python benchmarks/fill_readme.py`; with --check, fail if it is out of date.
+"""Put measured numbers into README.md and docs: `python benchmarks/fill_readme.py`; --check fails if they are old.
 
 The text between `<!-- demo:begin -->` and `<!-- demo:end -->` comes from results/demo.json, that between the speed
-marks from results/diagnose.json, that between the patch marks from results/patch.json. A block whose file is not there
-is left as it is. A number stands in one place: the result file.
+marks from results/diagnose.json, that between the patch marks from results/patch.json, and that between the toy marks
+of docs/controlled-tasks.md from results/toy_tables.json. A block whose file is not there is left as it is. A number
+stands in one place: the result file.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # for its neighbours, when it is loaded from elsewhere
 README = HERE.parent / "README.md"
+PAGES = (README, HERE.parent / "docs" / "controlled-tasks.md")
 KIND = {"cls": "[CLS]", "register": "a register", "patch": "a patch"}
 
 
@@ -73,10 +76,20 @@ def speed_text(result: dict[str, Any]) -> str:
     return str(result["markdown"]).strip()
 
 
+def toy_text(result: dict[str, Any]) -> str:
+    """The controlled tasks' tables; loaded only where they are asked for."""
+    from toy_words import toy_text as words
+
+    return words(result)
+
+
 def filled(text: str) -> str:
-    """The README with every block whose result file exists."""
-    files = {"demo": "demo.json", "speed": "diagnose.json", "patch": "patch.json"}
-    for name, words in (("demo", demo_text), ("speed", speed_text), ("patch", patch_text)):
+    """A page with every block whose result file exists."""
+    files = {"demo": "demo.json", "speed": "diagnose.json", "patch": "patch.json", "toy": "toy_tables.json"}
+    written = {"demo": demo_text, "speed": speed_text, "patch": patch_text, "toy": toy_text}
+    for name, words in written.items():
+        if f"<!-- {name}:begin -->" not in text:
+            continue
         path = HERE / "results" / files[name]
         if path.is_file():
             block = f"<!-- {name}:begin -->\n{words(json.loads(path.read_text()))}\n<!-- {name}:end -->"
@@ -86,11 +99,12 @@ def filled(text: str) -> str:
 
 def main() -> None:
     """Fill, or check."""
-    before = README.read_text()
-    after = filled(before)
-    if "--check" in sys.argv:
-        sys.exit(0 if before == after else "README.md is out of date: run python benchmarks/fill_readme.py")
-    README.write_text(after)
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        after = filled(before)
+        if "--check" in sys.argv and before != after:
+            sys.exit(f"{page.name} is out of date: run python benchmarks/fill_readme.py")
+        page.write_text(after, encoding="utf-8")
 
 
 if __name__ == "__main__":

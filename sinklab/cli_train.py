@@ -83,7 +83,9 @@ def train(
                 command=["sinklab", *sys.argv[1:]],
                 progress=progress,
             )
-        print(run.path / "tables/training.csv")
+        from sinklab.reports.training import write_training_report
+
+        print(write_training_report(run))
 
 
 def seed_numbers(text: str) -> list[int]:

@@ -22,8 +22,8 @@ SMALL = [word for change in SETTINGS for word in ("--set", change)]
 def test_a_training_leaves_models_metrics_and_a_table_of_all_seeds(tmp_path: Path) -> None:
     ended = in_process("train", "nop", *SMALL, "--seeds", "0-1", "--device", "cpu", "-o", tmp_path / "run")
     assert ended.returncode == 0, ended.stderr
-    table = Path(ended.stdout.strip())
-    assert set(pd.read_csv(table)["seed"]) == {0, 1}
+    assert ended.stdout.strip() == str(tmp_path / "run/report.html") and (tmp_path / "run/report.html").is_file()
+    assert set(pd.read_csv(tmp_path / "run/tables/training.csv")["seed"]) == {0, 1}
     assert "2/2 seed-1/nop  step 4/4  loss" in ended.stderr and "sink" in ended.stderr
     held = load_toy(tmp_path / "run/training/seed-1/nop/model.safetensors")
     assert (held.arm, held.config.steps, held.config.tokens) == ("nop", 4, 6)
@@ -45,6 +45,15 @@ def test_a_sweep_trains_one_model_a_point(tmp_path: Path) -> None:
     for arm, damping in (("gamma=0", 0), ("gamma=0.5", 0.5)):
         held = load_toy(tmp_path / "run/training/seed-0" / arm / "model.safetensors")
         assert held.config.damping == damping  # type: ignore[attr-defined]
+
+
+def test_a_trainings_report_can_be_drawn_again(tmp_path: Path) -> None:
+    assert in_process("train", "nop", *SMALL, "--device", "cpu", "-o", tmp_path / "run").returncode == 0
+    before = (tmp_path / "run/report.html").read_bytes()
+    (tmp_path / "run/report.html").unlink()
+    ended = in_process("report", tmp_path / "run")
+    assert ended.returncode == 0 and ended.stdout.strip() == str(tmp_path / "run/report.html"), ended.stderr
+    assert (tmp_path / "run/report.html").read_bytes() == before
 
 
 @pytest.mark.parametrize(

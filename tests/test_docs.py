@@ -102,6 +102,29 @@ def test_the_how_tos_python_runs_from_top_to_bottom(workplace: Path, capsys: pyt
     assert "blocks.1.attention" in capsys.readouterr().out
 
 
+def test_the_controlled_tasks_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    space: dict[str, Any] = {}
+    for _, content in blocks(page("controlled-tasks.md"), "python"):
+        run_python(content, "controlled-tasks.md", space)
+    assert space["without"].shape == space["swapped"].shape == space["inputs"].shape
+    assert "donor_state" in capsys.readouterr().out
+
+
+def test_the_controlled_tasks_page_names_every_table_of_a_training(tmp_path: Path) -> None:
+    from sinklab.training.toy import train_toy
+    from sinklab.training.toy_config import make_config
+
+    sizes = ["tokens=6", "dim=8", "steps=2", "batch=4", "evaluation_batches=2", "evaluation_size=8"]
+    written = {
+        path.name
+        for kind in ("nop", "nop-branch", "broadcast", "pathway")
+        for path in (train_toy(tmp_path / kind, make_config(kind, "laptop", sizes)).path / "tables").iterdir()
+    }
+    assert {f"tables/{name}" for name in written} == set(
+        re.findall(r"`(tables/\w+\.csv)`", page("controlled-tasks.md"))
+    )
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_every_command_is_one_of_sinklabs_with_its_own_options(path: Path) -> None:
     for words in commands(path.read_text(encoding="utf-8")):

@@ -35,7 +35,28 @@ def commands() -> list[str]:
 
 
 def test_the_readmes_numbers_are_those_of_the_result_files(fill_readme: ModuleType) -> None:
-    assert fill_readme.filled(README) == README, "run python benchmarks/fill_readme.py"
+    assert len(fill_readme.PAGES) == 2
+    for path in fill_readme.PAGES:
+        text = path.read_text(encoding="utf-8")
+        assert fill_readme.filled(text) == text, f"{path.name}: run python benchmarks/fill_readme.py"
+
+
+def test_the_paper_stands_beside_ours_in_the_controlled_tasks_tables() -> None:
+    """A row of each table, with the paper's number as it is printed and ours as the result file has it."""
+    text = (ROOT / "docs/controlled-tasks.md").read_text(encoding="utf-8")
+    result = json.loads((ROOT / "benchmarks/results/toy_tables.json").read_text())
+    rows = {row[0].strip(): row[1:] for row in (line.strip("| ").split("|") for line in text.splitlines()) if row[1:]}
+    for name, at, paper in (
+        ("zero", 1, "(0.00785)"),
+        ("layer 1, donor", 4, "(0.944)"),
+        ("with the pathway", 3, "(0.908)"),
+    ):
+        assert rows[name][at].strip().endswith(paper), rows[name]
+    (mean,) = [row["task_mse"] for row in result["pathway"]["mean"] if row["arm"] == "global+penalty"]
+    shown = float(rows["pathway and penalty"][0].split("±")[0])
+    assert abs(shown - mean) < 0.006 and rows["pathway and penalty"][0].strip().endswith("(0.144)")
+    for entry in result.values():
+        assert entry["command"] in text and entry["seconds"]
 
 
 def test_a_number_changed_by_hand_is_found_and_put_right(fill_readme: ModuleType) -> None:

@@ -1,8 +1,8 @@
 """The controlled tasks' recipes, and the runs that train them.
 
 A run folder holds, for each seed and arm, `training/seed-S/ARM/` with metrics.jsonl, checkpoint.safetensors, the final
-weights as model.safetensors with the config that made them as model.json, and evaluation.json; tables/training.csv has
-the evaluation of all. `load_toy` reads a model back.
+weights as model.safetensors with the config that made them as model.json, and evaluation.json; tables/ has what the
+report draws (`toy_tables`, `toy_views`). `load_toy` reads a model back.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from sinklab.models.pathway import broadcast_penalty
 from sinklab.models.toy import ToyModel, build_toy
 from sinklab.models.toy_file import FORMAT, read_toy
 from sinklab.run import Run, fingerprint, library_versions
+from sinklab.training.budget import budget
 from sinklab.training.checkpoint import save_model
-from sinklab.training.loop import Progress, Recipe, train
+from sinklab.training.loop import METRICS, Progress, Recipe, read_metrics, train
 from sinklab.training.toy_config import (
     Member,
     NopBranchConfig,
@@ -37,6 +38,8 @@ from sinklab.training.toy_config import (
 )
 from sinklab.training.toy_edits import layers_of, sink_scores
 from sinklab.training.toy_measure import evaluate
+from sinklab.training.toy_tables import Evaluated, tables
+from sinklab.training.toy_views import Seen, views
 
 FOLDER = "training"
 
@@ -145,6 +148,7 @@ def train_toy(
             purpose="training",
             versions=library_versions(["sinklab", "torch"]),
             threads=torch.get_num_threads(),
+            budget=budget(config, sweep),
             members=[member.name for member in trained],
             tasks={member.name: build_task(member.config, member.seed).fingerprint() for member in trained},
             first_weights={member.name: first_weights(member) for member in trained},
@@ -152,7 +156,7 @@ def train_toy(
         for member in trained:
             if not (run.path / FOLDER / member.name / "evaluation.json").is_file():
                 _train_member(run, member, device, compile, resume, progress)
-        _write_table(run, trained)
+        _write_tables(run, config.kind, trained, sweep)
         run.update(status="complete")
     return run
 
@@ -215,15 +219,16 @@ def read_evaluation(run: Run, member: str) -> list[dict[str, Any]]:
     return [{**row, "mean": float("nan") if row["mean"] is None else row["mean"]} for row in rows]
 
 
-def _write_table(run: Run, trained: Sequence[Member]) -> None:
-    import pandas as pd
-
-    rows = [
-        {"seed": member.seed, "arm": member.arm, **row}
-        for member in trained
-        for row in read_evaluation(run, member.name)
-    ]
-    run.write_table("tables/training.csv", pd.DataFrame(rows))
+def _write_tables(run: Run, kind: str, trained: Sequence[Member], sweep: str | None) -> None:
+    evaluated, seen = [], []
+    for member in trained:
+        folder = run.path / FOLDER / member.name
+        rows, metrics = read_evaluation(run, member.name), read_metrics(folder / METRICS)
+        evaluated.append(Evaluated(member=member, rows=rows, metrics=metrics))
+        held = load_toy(folder / "model.safetensors")
+        seen.append(Seen(seed=held.seed, arm=held.arm, model=held.model, task=held.task))
+    for name, table in {**tables(kind, evaluated, sweep), **views(kind, seen)}.items():
+        run.write_table(f"tables/{name}.csv", table)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

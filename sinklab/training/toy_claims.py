@@ -86,7 +86,8 @@ def pathway_claims(arms: Mapping[str, Rows], *, layer: int = 1) -> list[Claim]:
         ),
         Claim(
             name="error without attention, over error without the pathway",
-            value=excess("attention_off") / excess("pathway_off"),
+            # a pathway that does no work decides nothing: not a number, which no limit holds
+            value=excess("attention_off") / excess("pathway_off") if excess("pathway_off") > 0 else float("nan"),
             high=0.05,
         ),
     ]

@@ -15,6 +15,8 @@ from sinklab.errors import InputError, NotFoundError
 
 ARMS = ("attention", "global", "global+penalty", "global-uniform", "global-uniform+penalty")
 SWEEPS = ("frequency", "damping")
+UNFLAGGED, NEVER = "nothing-flagged", 10.0
+"""The arm of nop-branch in which no token is flagged, and the λ that flags none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,10 @@ class TrainConfig:
         """What is trained on the same batches from the same first weights."""
         return (self.kind,)
 
+    def of_arm(self, arm: str) -> TrainConfig:
+        """The config of one arm; most arms differ by their model or penalty alone."""
+        return self
+
 
 @dataclass(frozen=True, kw_only=True)
 class NopConfig(TrainConfig):
@@ -105,6 +111,8 @@ class NopBranchConfig(TrainConfig):
     """Steps of each of them."""
     dampings: tuple[float, ...] = (0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0)
     """The γ that --sweep damping trains."""
+    beside: bool = True
+    """Without a sweep, also train the arm `nothing-flagged` (λ = 10), which needs no sink (Fig. 2B)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,6 +122,12 @@ class NopBranchConfig(TrainConfig):
             raise InputError(f"The damping lies in [0, 1]; {self.damping} and {self.dampings} were given.")
         if any(not 0 < value < 1 for value in self.frequencies):
             raise InputError(f"Frequencies lie strictly between 0 and 1; {self.frequencies} were given.")
+
+    def arms(self) -> tuple[str, ...]:
+        return (self.kind, UNFLAGGED) if self.beside and self.threshold < NEVER else (self.kind,)
+
+    def of_arm(self, arm: str) -> TrainConfig:
+        return replace(self, threshold=NEVER) if arm == UNFLAGGED else self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +179,10 @@ KINDS: dict[str, type[TrainConfig]] = {
     cls.kind: cls for cls in (NopConfig, NopBranchConfig, BroadcastConfig, PathwayConfig)
 }
 E1 = ("attention", "global-uniform", "global-uniform+penalty")
-SMALL = {"checkpoint_every": 500, "warmup": 0.05, "decay": 0.5, "evaluation_batches": 16}
+SMALL = {
+    **{"warmup": 0.05, "decay": 0.5, "evaluation_batches": 16},
+    **{"checkpoint_every": 500, "record_every": 10, "score_every": 10},
+}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "nop": {"paper": {}, "laptop": {"steps": 400, "batch": 64, "lr": 1e-2, "centred": True, **SMALL}},
     "nop-branch": {
@@ -259,7 +276,7 @@ def members(config: TrainConfig, seeds: Sequence[int], sweep: str | None = None)
     """Every training of a run, seeds first. Raises InputError for a sweep or seeds that cannot be."""
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise InputError(f"Seeds are different numbers from 0 on; {list(seeds)} was given.")
-    varied: list[tuple[str, TrainConfig]] = [(arm, config) for arm in config.arms()]
+    varied: list[tuple[str, TrainConfig]] = [(arm, config.of_arm(arm)) for arm in config.arms()]
     if sweep is not None:
         if not isinstance(config, NopBranchConfig) or sweep not in SWEEPS:
             raise InputError(f"--sweep is {' or '.join(SWEEPS)}, of nop-branch; {sweep!r} of {config.kind} was asked.")

@@ -101,7 +101,7 @@ def test_a_saved_model_comes_back_with_its_task_and_its_numbers(tmp_path: Path, 
     run = train_toy(tmp_path, tiny(kind), [2])
     name = run.config["members"][-1]
     held = load_toy(tmp_path / "training" / name / "model.safetensors")
-    assert (held.seed, f"seed-2/{held.arm}", held.config) == (2, name, tiny(kind))
+    assert (held.seed, f"seed-2/{held.arm}", held.config) == (2, name, tiny(kind).of_arm(held.arm))
     again = evaluate(held.model, held.task, batches=2, size=8)
     saved = read_evaluation(run, name)
     assert [(row["edit"], row["metric"]) for row in again] == [(row["edit"], row["metric"]) for row in saved]

@@ -1,0 +1,110 @@
+"""The controlled tasks' tables in Markdown, ours beside the paper's, from results/toy_tables.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sinklab.reports import toy_paper
+from sinklab.reports.training import budget_sentence
+from sinklab.reports.training_figures import arm_name
+from sinklab.reports.training_tables import EDIT_NAME, EDITS_2, EDITS_3, plain, with_error
+
+PATHWAY = {
+    "task_mse": "task MSE",
+    "inflow_0": "inflow, layer 0",
+    "inflow_1": "inflow, layer 1",
+    "delta_mse_without_attention": "ΔMSE without attention",
+    "delta_mse_without_global": "ΔMSE without the pathway",
+    "donor_cosine_sink": "donor cosine via the sink",
+    "donor_cosine_global": "via g",
+}
+NOP = {"task_mse": "task MSE", "delta_rms_nop": "ΔRMS, NOP queries", "delta_rms_active": "ΔRMS, active queries"}
+SINK = {
+    "attention_nop": "attention to the sink, NOP queries",
+    "attention_active": "attention to the sink, active queries",
+    "value_norm_sink": "projected value, sink",
+    "value_norm_other": "projected value, others",
+    "value_ratio": "their ratio",
+}
+BROADCAST = {
+    "task_mse": "task MSE",
+    "donor_target_mse": "donor-target MSE",
+    "delta_rms": "ΔRMS",
+    "shared_energy": "shared energy",
+    "donor_cosine": "donor cosine",
+}
+
+
+def toy_text(result: dict[str, Any]) -> str:
+    """The block of docs/controlled-tasks.md."""
+    parts = [
+        "### Table 2: the NOP sink\n\n" + _made(result["nop"]) + "\n\n" + _table_2(result["nop"]["mean"]),
+        "### Table 3: the broadcast\n\n" + _made(result["broadcast"]) + "\n\n" + _table_3(result["broadcast"]["mean"]),
+        "### Fig. 7B: the pathway, five seeds\n\n" + _made(result["pathway"]) + "\n\n"
+        + _arms(result["pathway"]["mean"], toy_paper.PATHWAY),
+        "### App. E.1: γ ≡ 1, and a denominator without gradient\n\n" + _made(result["e1"]) + "\n\n"
+        + _arms(result["e1"]["mean"], toy_paper.E1) + "\n\n" + _shrunk(result["e1"]["update_rms"]),
+    ]  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def _made(entry: dict[str, Any]) -> str:
+    """The command, the budget, the claims and the cost, in sentences."""
+    checked, held = entry["claims"]["checked"], entry["claims"]["held"]
+    said = f" {held} of {checked} claims hold." if checked else ""
+    cost = f"{entry['cpu_seconds_a_training']:.0f} CPU seconds a training on one thread"
+    return f"{budget_sentence(entry['budget'])}{said} {cost}, {len(entry['seeds'])} seeds: `{entry['command']}`."
+
+
+def _cell(row: dict[str, Any], name: str, paper: float | None) -> str:
+    mean, sem = row.get(name), row.get(f"{name}_sem") or 0.0
+    ours = "–" if mean is None else with_error(mean, sem)
+    return ours if paper is None else f"{ours} ({plain(paper)})"
+
+
+def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _table_2(means: list[dict[str, Any]]) -> str:
+    by_edit = {row["edit"]: row for row in means}
+    rows = [
+        [
+            EDIT_NAME.get(edit, edit),
+            *(_cell(by_edit[edit], name, toy_paper.TABLE_2.get(edit, {}).get(name)) for name in NOP),
+        ]
+        for edit in EDITS_2
+    ]
+    sink = [[words, _cell(by_edit["baseline"], name, toy_paper.SINK[name])] for name, words in SINK.items()]
+    return _markdown(["edit", *NOP.values()], rows) + "\n\n" + _markdown(["unedited", "ours (paper)"], sink)
+
+
+def _table_3(means: list[dict[str, Any]]) -> str:
+    rows = []
+    for row in means:
+        layer, edit = row["layer"], row["edit"]
+        if layer < 0 or edit in EDITS_3:
+            printed = toy_paper.TABLE_3.get((layer, edit), {})
+            where = "" if layer < 0 else f"layer {layer}, "
+            cells = [_cell(row, name, printed.get(name)) for name in BROADCAST]
+            rows.append([where + EDIT_NAME.get(edit, edit), *cells])
+    return _markdown(["edit", *BROADCAST.values()], rows)
+
+
+def _arms(means: list[dict[str, Any]], printed: dict[str, dict[str, float]]) -> str:
+    rows = [
+        [arm_name(row["arm"]), *(_cell(row, name, printed.get(row["arm"], {}).get(name)) for name in PATHWAY)]
+        for row in means
+    ]
+    return _markdown(["arm", *PATHWAY.values()], rows)
+
+
+def _shrunk(update_rms: dict[str, float]) -> str:
+    said = ", ".join(f"{arm_name(arm)} {value:.2g}" for arm, value in update_rms.items())
+    return (
+        f"Root mean square of layer 1's attention update: {said}. In the paper this penalty shrinks it to about "
+        f"{toy_paper.E1_UPDATE_RMS:.0e}: the whole branch, not what its tokens share. It is there to be looked at, "
+        "never a default."
+    )
