@@ -15,7 +15,7 @@ import typer
 
 from sinklab import terminal
 from sinklab.cli_patch import patch
-from sinklab.cli_train import train
+from sinklab.cli_train import app as train
 from sinklab.errors import InputError, printable
 from sinklab.settings import layer_numbers, safe_name
 
@@ -180,7 +180,7 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder o
 
 
 app.command()(patch)
-app.command()(train)
+app.add_typer(train, name="train")
 
 
 @app.command()

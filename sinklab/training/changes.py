@@ -1,31 +1,37 @@
-"""One value of a config changed by text like "steps=500", as --set gives it."""
+"""Values of a config changed by texts like "steps=500", as --set gives them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from sinklab.errors import InputError, NotFoundError
 
 
-def change(config: Any, text: str, owner: str) -> Any:
-    """The frozen dataclass `config` with the value that `text` names; parts of a config in it are named with a dot.
+def changed(config: Any, texts: Sequence[str], owner: str) -> Any:
+    """The frozen dataclass `config` with all the values that the texts name; parts of a config in it have a dot.
 
     Lists are written with commas. Raises NotFoundError for a name that `owner` does not have, InputError for a value
     that does not fit.
     """
-    key, equals, value = (part.strip() for part in text.partition("="))
-    if not equals or not value:
-        raise InputError(f"--set is like steps=500, not {text!r}.")
-    head, dot, rest = key.partition(".")
-    known = [entry.name for entry in fields(config)]
-    if head not in known or bool(dot) != is_dataclass(getattr(config, head)):
-        names = [f"{name}." if is_dataclass(getattr(config, name)) else name for name in known]
-        raise NotFoundError(f"{owner} has nothing called {key!r} to set; it has {', '.join(names)}.")
-    present = getattr(config, head)
-    if dot:
-        return replace(config, **{head: change(present, f"{rest}={value}", f"{owner}'s {head}")})
-    return replace(config, **{key: _read(key, present, value)})
+    values: dict[str, Any] = {}
+    inner: dict[str, list[str]] = {}
+    for text in texts:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not value:
+            raise InputError(f"--set is like steps=500, not {text!r}.")
+        head, dot, rest = key.partition(".")
+        known = [entry.name for entry in fields(config)]
+        if head not in known or bool(dot) != is_dataclass(getattr(config, head)):
+            names = [f"{name}." if is_dataclass(getattr(config, name)) else name for name in known]
+            raise NotFoundError(f"{owner} has nothing called {key!r} to set; it has {', '.join(names)}.")
+        if dot:
+            inner.setdefault(head, []).append(f"{rest}={value}")
+        else:
+            values[key] = _read(key, getattr(config, head), value)
+    values |= {head: changed(getattr(config, head), texts, f"{owner}'s {head}") for head, texts in inner.items()}
+    return replace(config, **values)
 
 
 def _read(key: str, present: Any, value: str) -> Any:

@@ -12,7 +12,7 @@ from statistics import NormalDist
 from typing import Any, ClassVar
 
 from sinklab.errors import InputError, NotFoundError
-from sinklab.training.changes import change
+from sinklab.training.changes import changed
 
 ARMS = ("attention", "global", "global+penalty", "global-uniform", "global-uniform+penalty")
 SWEEPS = ("frequency", "damping")
@@ -207,9 +207,8 @@ def make_config(kind: str, variant: str = "laptop", changes: Sequence[str] = ())
     if variant not in VARIANTS[kind]:
         raise NotFoundError(f"{kind} has no variant {variant!r}; it has {', '.join(VARIANTS[kind])}.")
     config = KINDS[kind](**VARIANTS[kind][variant])
-    for text in changes:
-        config = change(config, text, kind)
-    return config
+    changed_config: TrainConfig = changed(config, changes, kind)
+    return changed_config
 
 
 def config_from(kind: str, saved: Mapping[str, Any]) -> TrainConfig:
