@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from sinklab.cli_train import seed_numbers
+from sinklab.settings import seed_numbers
 from sinklab.device import device_name
 from sinklab.hooks.manager import HookManager
 from sinklab.run import Run, library_versions, utc_now

@@ -14,7 +14,6 @@ from sinklab.cli_train_lm import train_lm_command
 from sinklab.errors import InputError
 from sinklab.settings import seed_numbers
 
-
 TASKS = {
     "nop": "One attention head learns to do nothing (NOP) on half of the tokens.",
     "nop-branch": "The same head, its own update supervised; --sweep trains along frequency or damping.",

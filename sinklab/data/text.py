@@ -5,7 +5,8 @@
 | `stdlib` | the library source of the Python that runs, without its tests | 90/5/5 |
 | `enwik8=PATH` | the first 100,000,000 bytes of a Wikipedia dump | 90M / 5M / 5M |
 | a file | its bytes | 90/5/5 |
-| a folder | all its files' bytes, by name; or train, validation and test, if it holds files of these names | 90/5/5, or given |
+| a folder | its files' bytes, in order of their names | 90/5/5 |
+| a folder of three files train, validation and test (any endings) | these | the files |
 
 A token is a byte, numbered among those that occur in the text ("observed"), or the byte itself ("bytes").
 Letters: B batch, N context.
@@ -194,7 +195,7 @@ def open_text(source: str | Path, *, vocabulary: str = "observed", shares: Seque
     if not len(content):
         raise InputError(f"{source} is empty: there is nothing to learn from it.")
     counts = sum((np.bincount(chunk, minlength=256) for chunk in _chunks(content)), np.zeros(256, dtype=np.int64))
-    notes = ()
+    notes: tuple[str, ...] = ()
     if counts[0]:
         notes = (f"{name} is not plain text: {int(counts[0]):,} of its bytes are 0. It is read as bytes all the same.",)
     symbols = bytes(np.flatnonzero(counts).tolist()) if vocabulary == "observed" else bytes(range(256))

@@ -2,7 +2,7 @@
 
 | name | width | layers | hidden | parameters, 205 symbols |
 |---|---|---|---|---|
-| `phase-tiny` | 48 | 4 | 104 | 98,465 |
+| `phase-tiny` | 48 | 4 | 104 | 98,466 |
 | `transformer-tiny` | 48 | 4 | 88 | 97,824 |
 | `phase-1m` | 128 | 5 | 384 | 995,923 |
 | `transformer-1m` | 128 | 5 | 344 | 1,015,808 |
@@ -76,7 +76,8 @@ class KuramotoConfig(LanguageModelConfig):
     bound: str = "radial"
     """"radial": r x tanh(m)/m with m = RMS(x); "elementwise": r tanh(x); "none": x. Slope r at 0 is stated."""
     ffn: str = "angle"
-    """What the SwiGLU reads: the raw "angle" (stated), its "lift" ψ(θ), which makes the model 2π-periodic, or "none"."""
+    """What the SwiGLU reads: the raw "angle" (stated), or its "lift" ψ(θ), which makes the model 2π-periodic; "none":
+    there is no SwiGLU."""
     biases: bool = True
     """Of gates and v (ours)."""
     temperature: float = 1.0
