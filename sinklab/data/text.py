@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,6 +103,18 @@ class Text:
         first, end = self.splits["train"]
         drawn = torch.randint(end - first - context, (size,), generator=generator_for("batches", seed, step))
         return self.rows(first + drawn.numpy()[rows], context + 1)
+
+    def numbered_by(self, symbols: bytes) -> Text:
+        """The same text with a model's symbols. Raises InputError where it has bytes that are none of these."""
+        own = sorted(set().union(*(np.unique(chunk).tolist() for chunk in _chunks(self.content))))
+        strange = [byte for byte in own if byte not in symbols]
+        if strange:
+            shown = ", ".join(str(byte) for byte in strange[:10]) + (", …" if len(strange) > 10 else "")
+            raise InputError(
+                f"{self.name} has {len(strange)} bytes that the model has no symbol for ({shown}): it was trained on a "
+                "text without them. A model trained with --vocabulary bytes reads any text."
+            )
+        return replace(self, symbols=symbols)
 
     def windows(self, split: str, length: int) -> list[tuple[str, int]]:
         """(id, first byte) of a split's windows that do not overlap; ids are like "validation/00012"."""
