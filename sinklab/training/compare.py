@@ -89,7 +89,7 @@ def paired(results: pd.DataFrame) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     order = list(dict.fromkeys(zip(results["run"], results["arm"], strict=True)))
     for measure in dict.fromkeys(results["measure"]):
-        own = results[results["measure"] == measure].set_index(["run", "arm", "seed"])["value"]
+        own = results[results["measure"] == measure].set_index(["run", "arm", "seed"])["value"].sort_index()
         first = own.get(order[0])
         for run, arm in order[1:]:
             other = own.get((run, arm))

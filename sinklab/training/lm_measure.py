@@ -104,5 +104,6 @@ def quick_bits(model: Any, windows: Windows, *, batch: int = 64, ranks: Ranks | 
 
 def _losses(model: Any, tokens: Tensor, earliest: int) -> Tensor:
     """Nats [B N − earliest] of the tokens [B N + 1] from position earliest + 1 on."""
-    logits = model.readout(model.final(tokens[:, :-1])[:, earliest:]).float()  # [B N V]
+    logits = model.readout(model.final(tokens[:, :-1])[:, earliest:])  # [B N V]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits.transpose(1, 2), tokens[:, earliest + 1 :], reduction="none")

@@ -65,7 +65,7 @@ def seen(module: PhaseAttention, theta: Tensor) -> dict[str, Tensor]:
 
 
 def direct(module: PhaseAttention, theta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A [B N N], G [B N k] complex, a [B N k] and the scores [B N N] by sums over pairs of tokens, one coordinate after the other."""
+    """A [B N N], G [B N k] complex, a [B N k] and the scores [B N N], each by its sum over pairs of tokens."""
     batch, tokens, k = theta.shape
     psi = torch.cat([theta.cos(), theta.sin()], -1)
     g_query = g_key = torch.ones_like(theta)
