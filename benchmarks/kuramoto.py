@@ -4,8 +4,8 @@
 
 One process, one thread's CPU clock, rounds interleaved; a ratio is the median over rounds of ratios within a round. A
 layer is attention and SwiGLU, both hidden to 8/3 of the width; "step" is forward and backward. The direct formula forms
-all N² k cosines, as the paper writes it; it is compared on one sequence, for its memory's sake. Only the ratios carry over to another
-machine. Writes benchmarks/results/kuramoto.json.
+all N² k cosines, as the paper writes it; it is compared on one sequence, for its memory's sake. Only the ratios carry
+over to another machine. Writes benchmarks/results/kuramoto.json.
 """
 
 from __future__ import annotations
