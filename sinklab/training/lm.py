@@ -8,6 +8,7 @@ each with a .json of what made them, sample.txt and evaluation.json; tables/trai
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from sinklab.training.distributed import Ranks, together
 from sinklab.training.lm_config import LMConfig, LMMember, lm_members
 from sinklab.training.lm_measure import bits_per_byte
 from sinklab.training.lm_recipe import Keeper, build_recipe
-from sinklab.training.loop import Progress, train
+from sinklab.training.loop import Diverged, Progress, train
 
 FOLDER = "training"
 PROMPT = 16
@@ -85,7 +86,12 @@ def train_lm(
             # asked before the first process may write it: all processes must answer alike
             finished = ranks.any((run.path / FOLDER / member.name / "evaluation.json").is_file())
             if not finished:
-                _train_member(run, member, read, here, ranks, compile, resume, progress)
+                try:
+                    _train_member(run, member, read, here, ranks, compile, resume, progress)
+                except Diverged as error:  # a point of a sweep may be too large a rate: that is an answer, too
+                    if sweep is None:
+                        raise
+                    _record_divergence(run, member, str(error), ranks)
             ranks.wait()
         if ranks.first:
             rows = _write_table(run, trained)
@@ -153,6 +159,13 @@ def _train_member(
     run.write_json(f"{FOLDER}/{member.name}/evaluation.json", found)  # last: with it the member is finished
 
 
+def _record_divergence(run: Run, member: LMMember, words: str, ranks: Ranks) -> None:
+    if ranks.first:
+        run.update(notes=[*run.config.get("notes", []), f"{member.name}: {words}"])
+        nothing = dict.fromkeys(("parameters", "train_bpc", "validation_bpc", "test_bpc"))
+        run.write_json(f"{FOLDER}/{member.name}/evaluation.json", nothing)
+
+
 def _evaluate(model: Any, text: Text, folder: Path, config: LMConfig, ranks: Ranks) -> dict[str, Any]:
     """The best weights' bits a byte on validation and test; the model has these weights afterwards."""
     from safetensors.torch import load_file
@@ -218,5 +231,6 @@ def chosen_points(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """For each model, the learning rate whose validation bits a byte are lowest, by the median over seeds."""
     held: dict[str, dict[float, list[float]]] = {}
     for row in rows:
-        held.setdefault(row["config"], {}).setdefault(row["lr"], []).append(row["validation_bpc"])
+        bits = math.inf if row["validation_bpc"] is None else row["validation_bpc"]
+        held.setdefault(row["config"], {}).setdefault(row["lr"], []).append(bits)
     return {name: min(points, key=lambda lr: median(points[lr])) for name, points in held.items()}

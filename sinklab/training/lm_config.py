@@ -122,6 +122,8 @@ def make_lm_config(name: str, changes: Sequence[str] = ()) -> LMConfig:
     model = named(name)
     size = name.partition("+")[0].rpartition("-")[2]
     config: LMConfig = changed(LMConfig(name=name, model=model, **BUDGETS[size]), changes, name)
+    if config.name != name:  # it names folders, and what is reported
+        raise InputError(f"The name of a model is not a value to set: choose among {', '.join(SIZES)}.")
     return config
 
 

@@ -86,6 +86,10 @@ class Stopped(KeyboardInterrupt):
     """SIGTERM or Ctrl-C: the step was finished and a checkpoint written."""
 
 
+class Diverged(InputError):
+    """The loss is no longer a number."""
+
+
 def train(
     recipe: Recipe,
     folder: Path,
@@ -101,8 +105,8 @@ def train(
         until: stop, with a checkpoint, after so many steps of the recipe; None for all.
         progress: called at every line of metrics.
 
-    Returns the last line of the metrics. Raises InputError for a checkpoint of another recipe or a loss that is no
-    longer a number, WriteError where the folder cannot be written, and Stopped after a signal.
+    Returns the last line of the metrics. Raises InputError for a checkpoint of another recipe, Diverged for a loss
+    that is no longer a number, WriteError where the folder cannot be written, and Stopped after a signal.
     """
     done = load_checkpoint(folder / CHECKPOINT, recipe) if resume and (folder / CHECKPOINT).is_file() else 0
     recipe.ranks.wait()  # every process has read the checkpoint before the first writes again
@@ -185,10 +189,10 @@ class _Metrics:
             self._waiting.append(json.dumps({"step": done, **self.score}))
 
     def record(self, done: int, scalars: Mapping[str, Tensor], factor: float) -> None:
-        """Add a line. Raises InputError if the loss is no longer a number."""
+        """Add a line. Raises Diverged if the loss is no longer a number."""
         values = {name: float(value.detach()) for name, value in scalars.items()}
         if not math.isfinite(values["total"]):
-            raise InputError(
+            raise Diverged(
                 f"The loss is {values['total']} after {done} steps: the training has diverged. Try a smaller learning "
                 "rate."
             )

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from sinklab.training.lm import read_lm_evaluation, sample, train_lm
 from sinklab.training.lm_config import RATES, LMConfig, LMMember, lm_config_from, lm_members, make_lm_config
 from sinklab.training.lm_measure import bits_per_byte, quick_bits, sliding
 from sinklab.training.lm_recipe import build_model, build_optimizer, build_recipe, losses
-from sinklab.training.loop import Progress, Stopped, read_metrics
+from sinklab.training.loop import Diverged, Progress, Stopped, read_metrics
 
 TINY = ("steps=6", "batch=4", "context=8", "stride=4", "record_every=1", "validate_every=2", "checkpoint_every=2")
 MORE = ("validation_windows=4", "sample=5", "model.layers=1", "model.hidden=8")
@@ -235,6 +236,19 @@ def test_a_sweep_trains_every_rate_and_chooses_the_best_by_validation(text: Text
     assert sorted(results[results["measure"] == "test_bpc"]["value"]) == sorted(kept)
 
 
+def test_a_rate_of_a_sweep_that_diverges_is_recorded_and_not_chosen(
+    text: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sinklab.training.lm_config.RATES", (1e-3, 1e9))
+    wild = tiny("transformer-tiny", "steps=30", "clip=1e9", "warmup=0")
+    run = train_lm(tmp_path / "run", [wild], text=text, sweep="lr")
+    assert run.config["chosen"] == {"transformer-tiny": 1e-3}
+    assert any("lr=1e+09: The loss is" in note and "diverged" in note for note in run.config["notes"])
+    assert len(read_results([run.path])) == 2
+    with pytest.raises(Diverged):
+        train_lm(tmp_path / "alone", [replace(wild, lr=1e9)], text=text)
+
+
 def test_runs_are_compared_over_seeds_and_in_pairs(text: Text, tmp_path: Path) -> None:
     train_lm(tmp_path / "a", [tiny(), tiny("transformer-tiny")], [0, 1, 2], text=text)
     train_lm(tmp_path / "b", [tiny("phase-tiny", "lr=0.001")], [1, 2, 5], text=text)
@@ -302,6 +316,7 @@ def test_configs_are_changed_by_name_and_refused_with_a_sentence() -> None:
         ("stepz=1", NotFoundError, "phase-1m has nothing called 'stepz' to set; it has name, model., context"),
         ("model.size=1", NotFoundError, "phase-1m's model has nothing called 'size'"),
         ("model=1", NotFoundError, "nothing called 'model'"),
+        ("name=../x", InputError, "not a value to set"),
         ("steps=many", InputError, "steps is of type int, which 'many' is not"),
         ("stride=500", InputError, "stride is at most the context"),
         ("warmup=2", InputError, "warmup is a share"),
