@@ -1,4 +1,4 @@
-"""The command line: `sinklab report`, `doctor`, `models`; `diagnose`, `patch`, `train` have files of their own.
+"""The command line: `sinklab report`, `doctor`, `models`; other commands have files of their own.
 
 Heavy libraries load inside the commands.
 """
@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from sinklab import terminal
+from sinklab.cli_compare import compare
 from sinklab.cli_diagnose import (
     AllowPickle,
     Device,
@@ -24,8 +25,9 @@ from sinklab.cli_diagnose import (
     load_model,
     size_of,
 )
+from sinklab.cli_evaluate import evaluate
 from sinklab.cli_patch import patch
-from sinklab.cli_train import train
+from sinklab.cli_train import app as train
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -56,7 +58,9 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder o
 
 
 app.command()(patch)
-app.command()(train)
+app.add_typer(train, name="train")
+app.command()(evaluate)
+app.command()(compare)
 
 
 @app.command()

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from sinklab.atomic import atomically
 from sinklab.errors import InputError
 from sinklab.training.checkpoint import load_checkpoint, save_checkpoint
+from sinklab.training.distributed import Ranks
 
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
@@ -57,6 +58,9 @@ class Recipe:
     """Of the settings; a checkpoint of other settings is refused."""
     compile: bool = False
     """Compile `loss` with torch.compile."""
+    ranks: Ranks = field(default_factory=Ranks)
+    """The processes that train together, each on its share of a batch: gradients and scalars are averaged over them,
+    the first alone writes. Every recipe's `total` is weighted so that the plain average is the whole batch's."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "score_every", "record_every", "checkpoint_every"):
@@ -82,6 +86,10 @@ class Stopped(KeyboardInterrupt):
     """SIGTERM or Ctrl-C: the step was finished and a checkpoint written."""
 
 
+class Diverged(InputError):
+    """The loss is no longer a number."""
+
+
 def train(
     recipe: Recipe,
     folder: Path,
@@ -97,17 +105,18 @@ def train(
         until: stop, with a checkpoint, after so many steps of the recipe; None for all.
         progress: called at every line of metrics.
 
-    Returns the last line of the metrics. Raises InputError for a checkpoint of another recipe or a loss that is no
-    longer a number, WriteError where the folder cannot be written, and Stopped after a signal.
+    Returns the last line of the metrics. Raises InputError for a checkpoint of another recipe, Diverged for a loss
+    that is no longer a number, WriteError where the folder cannot be written, and Stopped after a signal.
     """
     done = load_checkpoint(folder / CHECKPOINT, recipe) if resume and (folder / CHECKPOINT).is_file() else 0
-    metrics = _Metrics(folder / METRICS, done)
+    recipe.ranks.wait()  # every process has read the checkpoint before the first writes again
+    metrics = _Metrics(folder / METRICS, done, silent=not recipe.ranks.first)
     end = min(recipe.steps, recipe.steps if until is None else until)
     rates = [group.get("initial_lr", group["lr"]) for group in recipe.optimizer.param_groups]
     loss_of: Callable[[Any], Mapping[str, Tensor]] = torch.compile(recipe.loss) if recipe.compile else recipe.loss
-    started, first = time.monotonic(), done
+    started, first, stopped = time.monotonic(), done, False
     with _signals() as asked_to_stop:
-        while done < end and not asked_to_stop:
+        while done < end and not (stopped := recipe.ranks.any(bool(asked_to_stop))):
             factor = recipe.rate(done)
             for group, rate in zip(recipe.optimizer.param_groups, rates, strict=True):
                 group["initial_lr"], group["lr"] = rate, rate * factor
@@ -116,26 +125,33 @@ def train(
             if done % recipe.score_every == 0 or done == recipe.steps:
                 metrics.scores(recipe, done)
             if done % recipe.record_every == 0 or done == recipe.steps:
-                metrics.record(done, scalars, factor)
+                metrics.record(done, recipe.ranks.averaged(scalars), factor)
                 if progress is not None:
                     pace = (time.monotonic() - started) / (done - first)
                     left = pace * (end - done)
                     progress(_progress(recipe, done, metrics, left))
             if done % recipe.checkpoint_every == 0 and done < end:
                 metrics.flush()
-                save_checkpoint(folder / CHECKPOINT, recipe, done)
+                _save(recipe, folder, done)
         metrics.flush()
         if done > first or not (folder / CHECKPOINT).is_file():
-            save_checkpoint(folder / CHECKPOINT, recipe, done)
-    if asked_to_stop and done < end:
-        raise Stopped(f"stopped by {asked_to_stop[0].name} after {done} of {recipe.steps} steps")
+            _save(recipe, folder, done)
+    if stopped:
+        name = asked_to_stop[0].name if asked_to_stop else "another process"
+        raise Stopped(f"stopped by {name} after {done} of {recipe.steps} steps")
     return metrics.last
+
+
+def _save(recipe: Recipe, folder: Path, done: int) -> None:
+    if recipe.ranks.first:
+        save_checkpoint(folder / CHECKPOINT, recipe, done)
 
 
 def _step(recipe: Recipe, loss_of: Callable[[Any], Mapping[str, Tensor]], batch: Any) -> Mapping[str, Tensor]:
     scalars = loss_of(batch)
     recipe.optimizer.zero_grad(set_to_none=True)
     scalars["total"].backward()  # type: ignore[no-untyped-call]
+    recipe.ranks.average(p.grad for p in recipe.model.parameters() if p.grad is not None)
     if recipe.clip is not None:
         nn.utils.clip_grad_norm_(recipe.model.parameters(), recipe.clip)
     recipe.optimizer.step()
@@ -150,13 +166,16 @@ def _progress(recipe: Recipe, done: int, metrics: _Metrics, left: float) -> Prog
 class _Metrics:
     """metrics.jsonl: one line a recorded step, none twice. Lines after the checkpoint are dropped on resuming."""
 
-    def __init__(self, path: Path, done: int) -> None:
+    def __init__(self, path: Path, done: int, *, silent: bool = False) -> None:
         self.last: dict[str, float] = {}
         self.score: dict[str, float] = {}
         self._path, self._waiting = path, []  # type: tuple[Path, list[str]]
+        self._silent = silent
         kept = [line for line in read_metrics(path) if line["step"] <= done] if done and path.is_file() else []
         if kept:
             self.last = kept[-1]
+        if silent:
+            return
         with atomically(path) as stream:
             stream.write("".join(json.dumps(line) + "\n" for line in kept).encode())
 
@@ -170,10 +189,10 @@ class _Metrics:
             self._waiting.append(json.dumps({"step": done, **self.score}))
 
     def record(self, done: int, scalars: Mapping[str, Tensor], factor: float) -> None:
-        """Add a line. Raises InputError if the loss is no longer a number."""
+        """Add a line. Raises Diverged if the loss is no longer a number."""
         values = {name: float(value.detach()) for name, value in scalars.items()}
         if not math.isfinite(values["total"]):
-            raise InputError(
+            raise Diverged(
                 f"The loss is {values['total']} after {done} steps: the training has diverged. Try a smaller learning "
                 "rate."
             )
@@ -183,11 +202,11 @@ class _Metrics:
             self.flush()
 
     def flush(self) -> None:
-        """Append what waits."""
-        if self._waiting:
+        """Append what waits, in the process that writes."""
+        if self._waiting and not self._silent:
             with self._path.open("a", encoding="utf-8") as stream:
                 stream.write("".join(line + "\n" for line in self._waiting))
-            self._waiting = []
+        self._waiting = []
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sinklab.data.toy import BroadcastTask, NopBranchTask, NopTask
+from sinklab.data.toy import BroadcastTask
 from sinklab.models.toy import ToyModel
 from sinklab.training.toy_edits import LayerRecord, layers_of, run_model
 from sinklab.training.toy_measure import interaction
@@ -34,7 +34,7 @@ class Seen:
     seed: int
     arm: str
     model: ToyModel
-    task: NopTask | NopBranchTask | BroadcastTask
+    task: ToyTask
 
 
 def views(kind: str, trained: Sequence[Seen]) -> dict[str, pd.DataFrame]:
