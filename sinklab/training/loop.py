@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from sinklab.atomic import atomically
 from sinklab.errors import InputError
 from sinklab.training.checkpoint import load_checkpoint, save_checkpoint
+from sinklab.training.distributed import ALONE, Ranks
 
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
@@ -38,7 +39,7 @@ class Recipe:
     steps: int
     """Optimisation steps in all."""
     batch: Callable[[int], Any]
-    """Step number (from 0) → what `loss` takes."""
+    """Batch number (from 0) → what `loss` takes; batch and step have one number unless steps accumulate."""
     loss: Callable[[Any], Mapping[str, Tensor]]
     """A batch → scalars; "total" is what is minimised, all others are recorded."""
     rate: Callable[[int], float] = lambda step: 1.0
@@ -57,9 +58,15 @@ class Recipe:
     """Of the settings; a checkpoint of other settings is refused."""
     compile: bool = False
     """Compile `loss` with torch.compile."""
+    accumulate: int = 1
+    """Batches in a step, over which gradients and numbers are averaged."""
+    ranks: Ranks = ALONE
+    """The processes that train together; the first one writes."""
+    after: Callable[[int], None] | None = None
+    """Steps done → whatever has to happen then (validation, weights to keep), before any checkpoint."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "score_every", "record_every", "checkpoint_every"):
+        for name in ("steps", "score_every", "record_every", "checkpoint_every", "accumulate"):
             if getattr(self, name) < 1:
                 raise InputError(f"A recipe's {name} is at least 1; {getattr(self, name)} was given.")
 
@@ -101,17 +108,17 @@ def train(
     longer a number, WriteError where the folder cannot be written, and Stopped after a signal.
     """
     done = load_checkpoint(folder / CHECKPOINT, recipe) if resume and (folder / CHECKPOINT).is_file() else 0
-    metrics = _Metrics(folder / METRICS, done)
+    metrics = _Metrics(folder / METRICS, done, writes=recipe.ranks.writes)
     end = min(recipe.steps, recipe.steps if until is None else until)
     rates = [group.get("initial_lr", group["lr"]) for group in recipe.optimizer.param_groups]
     loss_of: Callable[[Any], Mapping[str, Tensor]] = torch.compile(recipe.loss) if recipe.compile else recipe.loss
     started, first = time.monotonic(), done
     with _signals() as asked_to_stop:
-        while done < end and not asked_to_stop:
+        while done < end and not recipe.ranks.agree(bool(asked_to_stop)):
             factor = recipe.rate(done)
             for group, rate in zip(recipe.optimizer.param_groups, rates, strict=True):
                 group["initial_lr"], group["lr"] = rate, rate * factor
-            scalars = _step(recipe, loss_of, recipe.batch(done))
+            scalars = _step(recipe, loss_of, done)
             done += 1
             if done % recipe.score_every == 0 or done == recipe.steps:
                 metrics.scores(recipe, done)
@@ -121,25 +128,36 @@ def train(
                     pace = (time.monotonic() - started) / (done - first)
                     left = pace * (end - done)
                     progress(_progress(recipe, done, metrics, left))
+            if recipe.after is not None:
+                recipe.after(done)
             if done % recipe.checkpoint_every == 0 and done < end:
                 metrics.flush()
                 save_checkpoint(folder / CHECKPOINT, recipe, done)
         metrics.flush()
         if done > first or not (folder / CHECKPOINT).is_file():
             save_checkpoint(folder / CHECKPOINT, recipe, done)
-    if asked_to_stop and done < end:
-        raise Stopped(f"stopped by {asked_to_stop[0].name} after {done} of {recipe.steps} steps")
+    if done < end:
+        by = asked_to_stop[0].name if asked_to_stop else "a signal to another rank"
+        raise Stopped(f"stopped by {by} after {done} of {recipe.steps} steps")
     return metrics.last
 
 
-def _step(recipe: Recipe, loss_of: Callable[[Any], Mapping[str, Tensor]], batch: Any) -> Mapping[str, Tensor]:
-    scalars = loss_of(batch)
+def _step(recipe: Recipe, loss_of: Callable[[Any], Mapping[str, Tensor]], step: int) -> Mapping[str, Tensor]:
     recipe.optimizer.zero_grad(set_to_none=True)
-    scalars["total"].backward()  # type: ignore[no-untyped-call]
+    seen: list[Mapping[str, Tensor]] = []
+    for i in range(recipe.accumulate):
+        waits = i + 1 < recipe.accumulate
+        with recipe.ranks.unsynchronised() if waits else nullcontext():
+            scalars = loss_of(recipe.batch(step * recipe.accumulate + i))
+            total = scalars["total"] / recipe.accumulate if recipe.accumulate > 1 else scalars["total"]
+            total.backward()  # type: ignore[no-untyped-call]
+        seen.append({name: value.detach() for name, value in scalars.items()})
     if recipe.clip is not None:
         nn.utils.clip_grad_norm_(recipe.model.parameters(), recipe.clip)
     recipe.optimizer.step()
-    return scalars
+    if len(seen) == 1:
+        return seen[0]
+    return {name: torch.stack([scalars[name] for scalars in seen]).mean(0) for name in seen[0]}
 
 
 def _progress(recipe: Recipe, done: int, metrics: _Metrics, left: float) -> Progress:
@@ -150,15 +168,16 @@ def _progress(recipe: Recipe, done: int, metrics: _Metrics, left: float) -> Prog
 class _Metrics:
     """metrics.jsonl: one line a recorded step, none twice. Lines after the checkpoint are dropped on resuming."""
 
-    def __init__(self, path: Path, done: int) -> None:
+    def __init__(self, path: Path, done: int, *, writes: bool = True) -> None:
         self.last: dict[str, float] = {}
         self.score: dict[str, float] = {}
-        self._path, self._waiting = path, []  # type: tuple[Path, list[str]]
+        self._path, self._waiting, self._writes = path, [], writes  # type: tuple[Path, list[str], bool]
         kept = [line for line in read_metrics(path) if line["step"] <= done] if done and path.is_file() else []
         if kept:
             self.last = kept[-1]
-        with atomically(path) as stream:
-            stream.write("".join(json.dumps(line) + "\n" for line in kept).encode())
+        if writes:
+            with atomically(path) as stream:
+                stream.write("".join(json.dumps(line) + "\n" for line in kept).encode())
 
     def scores(self, recipe: Recipe, done: int) -> None:
         """Score, and keep the numbers for the line of this step or the next recorded one."""
@@ -184,10 +203,10 @@ class _Metrics:
 
     def flush(self) -> None:
         """Append what waits."""
-        if self._waiting:
+        if self._waiting and self._writes:
             with self._path.open("a", encoding="utf-8") as stream:
                 stream.write("".join(line + "\n" for line in self._waiting))
-            self._waiting = []
+        self._waiting = []
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
