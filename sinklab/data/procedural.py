@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,8 @@ TEXTURES = ("stripes", "checks", "spots")
 CLASSES = tuple(f"{shape}, {texture}" for shape in SHAPES for texture in TEXTURES)
 SPLITS = ("train", "validation")
 LEAVES = 48
+MOST_KEPT = 1 << 28
+"""Bytes of drawn pictures that are kept for the next epoch."""
 VERSION = 1
 """Of the drawing; raised whenever a picture of the same seed and index looks otherwise."""
 
@@ -67,10 +70,22 @@ class ProceduralImages:
         return int(self._generator(index).integers(len(CLASSES)))
 
     def picture(self, index: int) -> Tensor:
-        """uint8 [3 S S]."""
+        """uint8 [3 S S]; a small set is drawn once and kept."""
         import torch
 
-        return torch.from_numpy(self.draw(index))
+        if index not in self._kept:
+            drawn = torch.from_numpy(self.draw(index))
+            if len(self._kept) * drawn.numel() >= MOST_KEPT:
+                return drawn
+            self._kept[index] = drawn
+        return self._kept[index]
+
+    @cached_property
+    def _kept(self) -> dict[int, Tensor]:
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return asdict(self)  # to a worker travel the numbers, not the pictures
 
     def draw(self, index: int) -> npt.NDArray[np.uint8]:
         """The same as NumPy's [3 S S]."""
@@ -94,7 +109,9 @@ def _dead_leaves(random: np.random.Generator, size: int) -> Plane:
     canvas[:] = random.random((3, 1, 1), dtype=np.float32)
     grain = _grain(random, size)
     palette = 0.5 + 0.22 * random.standard_normal((LEAVES, 3), dtype=np.float32)
-    palette += 0.18 * random.standard_normal((LEAVES, 1), dtype=np.float32)  # channels vary together, as they do outside
+    palette += 0.18 * random.standard_normal(
+        (LEAVES, 1), dtype=np.float32
+    )  # channels vary together, as they do outside
     least, most = size / 24, size / 1.8
     radii = 1 / np.sqrt(most**-2 + random.random(LEAVES) * (least**-2 - most**-2))
     places = random.random((LEAVES, 2)) * size
@@ -158,13 +175,14 @@ def _turned(size: int, row: float, column: float, angle: float) -> tuple[Plane, 
 
 def _inside(shape: str, y: Plane, x: Plane) -> Plane:
     """How far a point lies inside a shape of about unit size; negative outside."""
-    if shape == "disc":
-        return 0.9 - np.sqrt(y * y + x * x)
-    if shape == "square":
-        return 0.8 - np.maximum(np.abs(y), np.abs(x))
-    if shape == "triangle":
-        return 0.55 - np.maximum(-y, 0.5 * y + 0.866 * np.abs(x))
-    return np.maximum(0.32 - np.abs(y), 0.32 - np.abs(x)).clip(None, 1 - np.maximum(np.abs(y), np.abs(x)))
+    tall, wide = np.abs(y), np.abs(x)
+    inside = {
+        "disc": lambda: 0.9 - np.sqrt(y * y + x * x),
+        "square": lambda: 0.8 - np.maximum(tall, wide),
+        "triangle": lambda: 0.55 - np.maximum(-y, 0.5 * y + 0.866 * wide),
+        "cross": lambda: np.minimum(0.32 - np.minimum(tall, wide), 1 - np.maximum(tall, wide)),
+    }[shape]()
+    return inside.astype(np.float32)
 
 
 def _texture(texture: str, y: Plane, x: Plane) -> Plane:

@@ -26,9 +26,12 @@ from sinklab.errors import InputError
 from sinklab.models.attention import Attention, OutputGate
 from sinklab.models.pathway import EPSILON, GlobalPathway
 from sinklab.models.tokens import TokenMap
+from sinklab.models.vit_sizes import SIZES
 
 INIT_STD = 0.02
 UPDATES = ("gated", "ungated")
+
+__all__ = ["SIZES", "Block", "DropPath", "LayerScale", "ViT", "ViTShape", "moments", "shares"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,15 +82,6 @@ class ViTShape:
     def grid(self) -> int:
         """Patches along a side."""
         return self.image // self.patch
-
-
-SIZES: dict[str, dict[str, int]] = {
-    "S": {"dim": 384, "depth": 12, "heads": 6},
-    "B": {"dim": 768, "depth": 12, "heads": 12},
-    "L": {"dim": 1024, "depth": 24, "heads": 16},
-    "G": {"dim": 1536, "depth": 40, "heads": 16},
-    "tiny": {"dim": 96, "depth": 6, "heads": 3, "image": 64, "patch": 8},
-}
 
 
 class LayerScale(nn.Module):

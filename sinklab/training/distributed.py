@@ -7,10 +7,10 @@ of the gradients is the gradient of that loss over the joined batch.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -61,6 +61,7 @@ class Ranks:
 
 
 ALONE = Ranks()
+T = TypeVar("T")
 
 
 class _Mean(torch.autograd.Function):
@@ -101,6 +102,7 @@ class JoinedBatchNorm(nn.BatchNorm1d):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or world_size() == 1:
             return super().forward(x)
+        x = x if x.dtype == torch.float64 else x.float()  # sums over a batch are not for bfloat16
         mean = mean_over_ranks(x.mean(0))
         variance = mean_over_ranks((x - mean).square().mean(0))
         rows = len(x) * world_size()
@@ -141,3 +143,29 @@ def launched(device: str) -> Iterator[tuple[Ranks, str]]:
         yield Ranks(rank=rank, world=world), device
     finally:
         dist.destroy_process_group()
+
+
+def first(ranks: Ranks, make: Callable[[], T]) -> T | None:
+    """What `make` gives on the rank that writes, None on the others; its InputError is raised on all of them."""
+    if ranks.world == 1:
+        return make()
+    made: T | None = None
+    said: list[str | None] = [None]
+    if ranks.writes:
+        try:
+            made = make()
+        except InputError as error:
+            said = [str(error)]
+    dist.broadcast_object_list(said, device=_device())
+    if said[0] is not None:
+        raise InputError(said[0])
+    return made
+
+
+def shard_over_ranks(model: nn.Module, blocks: list[nn.Module]) -> None:
+    """FSDP2: each rank keeps its share of weights, gradients and optimizer state, and gathers a block as it runs."""
+    from torch.distributed.fsdp import fully_shard
+
+    for block in blocks:
+        fully_shard(block)
+    fully_shard(model)

@@ -46,7 +46,7 @@ def directions(dim: int, count: int, generator: torch.Generator, device: torch.d
 def sigreg(projected: Tensor, along: Tensor) -> Tensor:
     """How far rows [R K] are from a standard normal along the directions [K M]; 0 for a perfect fit.
 
-    Of R rows drawn from N(0, I) it is Σ_k w_k (1 − e^{−t_k²}) on average, whatever R is. N counts the rows of all ranks.
+    Of R rows drawn from N(0, I) it is Σ_k w_k (1 − e^{−t_k²}) on average, whatever R is; N counts all ranks' rows.
     """
     rows = len(projected) * world_size()
     y = (projected.to(along.dtype) @ along).unsqueeze(-1)  # [R M 1]
@@ -104,16 +104,27 @@ class LeJEPA(nn.Module):
     """The backbone with what trains it: projector and, with classes, the online probe."""
 
     def __init__(
-        self, vit: ViT, *, weights: Weights, classes: int = 0, hidden: int = 2048, output: int = 128, slices: int = 256
+        self,
+        vit: ViT,
+        *,
+        weights: Weights,
+        classes: int = 0,
+        hidden: int = 2048,
+        output: int = 128,
+        slices: int = 256,
+        low_precision: bool = False,
     ) -> None:
-        """`slices` is M. Raises InputError if the penalty would be over no block."""
+        """`slices` is M; `low_precision` runs the networks, never the objective, in bfloat16 where autocast does.
+
+        Raises InputError if the penalty would be over no block.
+        """
         super().__init__()
         if weights.penalty and weights.first_block >= vit.shape.depth:
             raise InputError(
                 f"The penalty begins with block {weights.first_block} of a network that has {vit.shape.depth}."
             )
         dim = vit.shape.dim
-        self.weights, self.slices, self.output = weights, slices, output
+        self.weights, self.slices, self.output, self.low_precision = weights, slices, output, low_precision
         self.vit = vit
         self.projector = Projector(dim, hidden, output)
         self.probe = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, classes)) if classes else None
@@ -127,20 +138,21 @@ class LeJEPA(nn.Module):
         """Views [B V 3 H W], labels [B] (−1 where there is none), directions [K M] → the terms and their "total"."""
         images, count = views.shape[:2]
         pixels = views.transpose(0, 1).flatten(0, 1)  # [V·B 3 H W]
-        measured = None
-        if self.weights.penalty:
-            tokens, measured = self.vit(pixels, measure=self.weights.update)
-        else:
-            tokens = self.vit(pixels)
-        cls = tokens[:, 0]
-        projected = self.projector(cls).float()
+        with self.autocast(pixels.device):
+            tokens, measured = (
+                self.vit(pixels, measure=self.weights.update) if self.weights.penalty else (self.vit(pixels), None)
+            )
+            cls = tokens[:, 0]
+            projected = self.projector(cls)
+            answers = None if self.probe is None else self.probe(cls.detach())
+        projected = projected if projected.dtype == torch.float64 else projected.float()
         terms = {
             "sigreg": sigreg(projected, along),
             "invariance": invariance(projected.unflatten(0, (count, images))),
         }
         total = self.weights.sigreg * terms["sigreg"] + (1 - self.weights.sigreg) * terms["invariance"]
-        if self.probe is not None:
-            answers = self.probe(cls.detach()).float()
+        if answers is not None:
+            answers = answers.float()
             asked = labels.repeat(count)
             labelled = (asked >= 0).sum().clamp_min(1)
             terms["probe"] = F.cross_entropy(answers, asked, ignore_index=-1, reduction="sum") / labelled
@@ -150,6 +162,12 @@ class LeJEPA(nn.Module):
             terms["penalty"] = self.penalty(measured)
             total = total + self.weights.penalty * terms["penalty"]
         return {"total": total, **terms}
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """Within, matrix products are in bfloat16 if this was asked for."""
+        return torch.autocast(
+            "cpu" if device.type == "meta" else device.type, torch.bfloat16, enabled=self.low_precision
+        )
 
     def penalty(self, measured: Tensor) -> Tensor:
         """Eq. 5 without λ_B, from the layers' moments [L 2]."""
