@@ -62,6 +62,8 @@ class ViTShape:
     """Rate in the last block, rising linearly from 0 in the first."""
     qkv_bias: bool = False
     norm_eps: float = 1e-5
+    init_std: float = 0.02
+    """Of the first weights of all matrices; tokens and positions begin with 0.02."""
     kernel: str = "softmax"
     """The attention's kernel; see `models.attention.KERNELS`."""
     spectral: bool = False
@@ -223,12 +225,12 @@ class ViT(nn.Module):
         where, before = self.pos_embed.device, 1 + self.shape.registers
         generator = None if where.type == "meta" else torch.Generator(where).manual_seed(seed)
 
-        def draw(weight: Tensor) -> None:
-            nn.init.trunc_normal_(weight, std=INIT_STD, generator=generator)
+        def draw(weight: Tensor, std: float = INIT_STD) -> None:
+            nn.init.trunc_normal_(weight, std=std, generator=generator)
 
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Conv2d) and not isinstance(module, OutputGate):
-                draw(module.weight)
+                draw(module.weight, self.shape.init_std)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
         with torch.no_grad():

@@ -7,7 +7,7 @@ of the gradients is the gradient of that loss over the joined batch.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -162,10 +162,13 @@ def first(ranks: Ranks, make: Callable[[], T]) -> T | None:
     return made
 
 
-def shard_over_ranks(model: nn.Module, blocks: list[nn.Module]) -> None:
-    """FSDP2: each rank keeps its share of weights, gradients and optimizer state, and gathers a block as it runs."""
+def shard_over_ranks(model: nn.Module, parts: Iterable[nn.Module]) -> None:
+    """FSDP2: each rank keeps its share of weights, gradients and optimizer state, and gathers a part as it runs.
+
+    `parts` come from the innermost on; what is called on its own (the backbone, to measure it) has to be among them.
+    """
     from torch.distributed.fsdp import fully_shard
 
-    for block in blocks:
-        fully_shard(block)
+    for part in parts:
+        fully_shard(part)
     fully_shard(model)

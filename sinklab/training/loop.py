@@ -171,6 +171,7 @@ class _Metrics:
     def __init__(self, path: Path, done: int, *, writes: bool = True) -> None:
         self.last: dict[str, float] = {}
         self.score: dict[str, float] = {}
+        self._scored = 0
         self._path, self._waiting, self._writes = path, [], writes  # type: tuple[Path, list[str], bool]
         kept = [line for line in read_metrics(path) if line["step"] <= done] if done and path.is_file() else []
         if kept:
@@ -185,6 +186,7 @@ class _Metrics:
             return
         with torch.no_grad():
             self.score = {name: float(value) for name, value in recipe.score(done).items()}
+            self._scored = done
         if done % recipe.record_every and done != recipe.steps:
             self._waiting.append(json.dumps({"step": done, **self.score}))
 
@@ -196,7 +198,7 @@ class _Metrics:
                 f"The loss is {values['total']} after {done} steps: the training has diverged. Try a smaller learning "
                 "rate."
             )
-        self.last = {"step": done, **values, "rate": factor, **self.score}
+        self.last = {"step": done, **values, "rate": factor, **(self.score if self._scored == done else {})}
         self._waiting.append(json.dumps(self.last))
         if len(self._waiting) >= 100:
             self.flush()

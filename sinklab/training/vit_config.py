@@ -40,6 +40,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 TINY: dict[str, Any] = {
     "layer_scale": 1.0,
     "drop_path": 0.0,
+    "init_std": 0.08,  # at a width of 64, 0.02 would make every branch, and every difference between logits, tiny
+    "sigreg": 0.05,
+    "jitter": 0.5,
     "procedural": 2048,
     "crop": 0.3,
     "blur_kernel": 3,
@@ -82,6 +85,8 @@ class ViTConfig:
     pathway_scale: float = 0.0
     """Where ls3 begins; 0 leaves it out."""
     drop_path: float = 0.1
+    init_std: float = 0.02
+    """Of the first weights of all matrices."""
     kernel: str = "softmax"
     spectral: bool = False
     views: int = 4

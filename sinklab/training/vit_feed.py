@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sinklab.data.decode import UnreadableImage
+from sinklab.data.images import start_method
 from sinklab.data.transform import ImageTransform
 from sinklab.errors import InputError
 from sinklab.models.describe import IMAGENET
@@ -211,7 +212,7 @@ class Feed:
             collate_fn=_as_it_is,
             prefetch_factor=2,
             worker_init_fn=_one_thread,
-            multiprocessing_context="spawn",  # never a fork of this process, whose torch threads it would break
+            multiprocessing_context=start_method(),
         )
 
 

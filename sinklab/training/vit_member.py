@@ -40,6 +40,7 @@ def shape_from_config(config: ViTConfig) -> ViTShape:
         layer_scale=config.layer_scale or None,
         pathway_scale=config.pathway_scale or None,
         drop_path=config.drop_path,
+        init_std=config.init_std,
         kernel=config.kernel,
         spectral=config.spectral,
     )
@@ -148,7 +149,7 @@ def build_recipe(member: Member) -> tuple[Recipe, LeJEPA, Feed]:
         model.vit.compile()
     called: nn.Module = model
     if ranks.world > 1 and member.shard:
-        shard_over_ranks(model, list(model.vit.blocks))
+        shard_over_ranks(model, [*model.vit.blocks, model.vit, model.projector, *filter(None, [model.probe])])
     elif ranks.world > 1:
         on = [torch.device(member.device)] if member.device.startswith("cuda") else None
         called = nn.parallel.DistributedDataParallel(model, device_ids=on)
@@ -194,7 +195,8 @@ def _terms(called: nn.Module, shown: Shown, member: Member) -> dict[str, Tensor]
             f"The training of {member.name} has diverged: after {step} steps its {wrong} is {values[wrong]}. The last "
             "checkpoint is from before; a smaller learning rate (--set lr=…) may do."
         )
-    return {**means, "total": terms["total"]}
+    own = terms["total"]
+    return {**means, "total": own + (means["total"] - own).detach()}  # recorded as the mean, differentiated as its own
 
 
 def _after_step(member: Member, model: LeJEPA, done: int) -> None:
