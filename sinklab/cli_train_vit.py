@@ -34,11 +34,15 @@ def train_vit_command(
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the config; repeatable.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds like 0-2 or 0,5: first weights, order, views and directions.")] = "0",
+    seeds: Annotated[
+        str, typer.Option(help="Seeds like 0-2 or 0,5: first weights, order, views and directions.")
+    ] = "0",
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images and make their views.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N, mps; meta with --steps.")] = "auto",
     compile: Annotated[bool, typer.Option("--compile", help="Compile the network with torch.compile.")] = False,
-    shard: Annotated[bool, typer.Option("--fsdp", help="Under torchrun: share the weights out (FSDP2), for G.")] = False,
+    shard: Annotated[
+        bool, typer.Option("--fsdp", help="Under torchrun: share the weights out (FSDP2), for G.")
+    ] = False,
     steps: Annotated[
         int | None,
         typer.Option(min=1, help="A dry run of so many steps on random pixels, one image a step; writes nothing."),
@@ -94,9 +98,7 @@ def train_vit_command(
                 resume=resume,
                 overwrite=overwrite,
                 command=["sinklab", *sys.argv[1:]],
-                progress=lambda name, state: tell(
-                    name, state.step, state.steps, state.loss, {}, state.seconds_left
-                ),
+                progress=lambda name, state: tell(name, state.step, state.steps, state.loss, {}, state.seconds_left),
             )
         if run is not None and os.environ.get("RANK", "0") == "0":
             print(run.path / "tables/training.csv")

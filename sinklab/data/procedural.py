@@ -1,7 +1,7 @@
 """Pictures that need no download: dead leaves with one textured shape before them, labelled, drawn from seed and index.
 
 Dead leaves (discs and squares of scale-free sizes that cover one another) have the edges and the falling power spectrum
-of photographs; the shape is what a picture is of. The label is shape × texture. A picture depends on seed, split and
+of photographs; the shape is what a picture is of. The label is shape × texture, each of which has a hue that it varies about. A picture depends on seed, split and
 index alone: neither on what was drawn before it nor on who draws it.
 
 Letters: S side in pixels.
@@ -160,9 +160,17 @@ def _add_object(canvas: Plane, random: np.random.Generator, shape: str, texture:
     y, x = _turned(size, row, column, random.uniform(0, 2 * np.pi))
     phase = random.uniform(0, 1, 2)
     mix = _texture(texture, y / period + phase[0], x / period + phase[1])
-    first = random.random((3, 1, 1), dtype=np.float32)
-    second = (first + random.choice([-1, 1], (3, 1, 1)) * random.uniform(0.3, 0.6, (3, 1, 1))) % 1
-    canvas += cover * (first + mix * (second - first) - canvas)
+    light, dark = _colours(random, (SHAPES.index(shape) * len(TEXTURES) + TEXTURES.index(texture)) / len(CLASSES))
+    canvas += cover * (light + mix * (dark - light) - canvas)
+
+
+def _colours(random: np.random.Generator, hue: float) -> tuple[Plane, Plane]:
+    """A light and a dark colour [3 1 1] about a hue: things of one kind are of like colours, and never of one."""
+    hue += 0.05 * random.standard_normal()
+    wheel = (1 + np.cos(2 * np.pi * (hue - np.arange(3) / 3))) / 2  # R, G, B
+    pale, strength = random.uniform(0, 0.4), random.uniform(0.6, 1.0)
+    tone = (strength * (pale + (1 - pale) * wheel)).astype(np.float32)[:, None, None]
+    return tone, tone * np.float32(random.uniform(0.15, 0.5))
 
 
 def _turned(size: int, row: float, column: float, angle: float) -> tuple[Plane, Plane]:

@@ -43,15 +43,15 @@ TINY: dict[str, Any] = {
     "init_std": 0.08,  # at a width of 64, 0.02 would make every branch, and every difference between logits, tiny
     "sigreg": 0.05,
     "jitter": 0.5,
-    "procedural": 2048,
+    "procedural": 1024,
     "crop": 0.3,
     "blur_kernel": 3,
     "blur_sigma": 0.6,
     "projector_hidden": 256,
     "projector_dim": 32,
-    "batch": 32,
-    "epochs": 5,
-    "warmup_epochs": 0.5,
+    "batch": 16,
+    "epochs": 10,
+    "warmup_epochs": 1.0,
     "lr": 2e-3,
     "probe_lr": 5e-3,
     "precision": "fp32",
@@ -59,7 +59,7 @@ TINY: dict[str, Any] = {
     "score_every": 40,
     "checkpoint_every": 64,
     "save_every": 0,
-    "validation_images": 512,
+    "validation_images": 384,
 }
 """What `tiny` changes whatever the variant, LayerScale among it, so that its variants are trained alike."""
 

@@ -109,7 +109,15 @@ def test_a_run_leaves_models_their_epochs_metrics_by_layer_and_a_table(tmp_path:
         f"epoch-000{epoch}.{kind}" for epoch in (1, 2) for kind in ("safetensors", "json")
     }
     last = read_metrics(member / METRICS)[-1]
-    assert {"sigreg", "invariance", "probe", "penalty", "sinks", "common_mode_2", "common_mode_ungated_0"} <= last.keys()
+    assert {
+        "sigreg",
+        "invariance",
+        "probe",
+        "penalty",
+        "sinks",
+        "common_mode_2",
+        "common_mode_ungated_0",
+    } <= last.keys()
     assert set(told) == {(4, 3, 16, 16)}
     model, saved = read_vit(member / "model.safetensors")
     assert (saved["kind"], saved["arm"], saved["seed"]) == ("vit", "gated-global-penalty-registers", 0)
