@@ -74,6 +74,7 @@ def train_vit_command(
             return
         from sinklab.device import pick_device
         from sinklab.training.vit import train_vit
+        from sinklab.watching import sink_scores
 
         shown = scored = None
         if images:
@@ -98,6 +99,7 @@ def train_vit_command(
                 resume=resume,
                 overwrite=overwrite,
                 command=["sinklab", *sys.argv[1:]],
+                score=sink_scores,
                 progress=lambda name, state: tell(name, state.step, state.steps, state.loss, {}, state.seconds_left),
             )
         if run is not None and os.environ.get("RANK", "0") == "0":

@@ -15,7 +15,9 @@ import sinklab
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sinklab"
 FLOORS = {
-    **dict.fromkeys(("cli", "cli_patch", "cli_train", "__main__", "diagnosis", "patching"), 5.0),
+    **dict.fromkeys(
+        ("cli", "cli_patch", "cli_train", "cli_train_vit", "__main__", "diagnosis", "patching", "watching"), 5.0
+    ),
     "reports": 4.0,
     "interventions": 3.0,
     **dict.fromkeys(("sinks", "training"), 2.0),

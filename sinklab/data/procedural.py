@@ -1,8 +1,8 @@
 """Pictures that need no download: dead leaves with one textured shape before them, labelled, drawn from seed and index.
 
 Dead leaves (discs and squares of scale-free sizes that cover one another) have the edges and the falling power spectrum
-of photographs; the shape is what a picture is of. The label is shape × texture, each of which has a hue that it varies about. A picture depends on seed, split and
-index alone: neither on what was drawn before it nor on who draws it.
+of photographs; the shape is what a picture is of. The label is shape × texture, and each has a hue that it varies
+about. A picture depends on seed, split and index alone: neither on what was drawn before it nor on who draws it.
 
 Letters: S side in pixels.
 """
