@@ -20,10 +20,10 @@ from typing import Any
 import pandas as pd
 import torch
 
-from sinklab.cli_train import seed_numbers
 from sinklab.device import device_name
 from sinklab.hooks.manager import HookManager
 from sinklab.run import Run, library_versions, utc_now
+from sinklab.settings import seed_numbers
 from sinklab.sinks.classify import SinkDefinition
 from sinklab.sinks.reader import StatisticsReader
 from sinklab.sinks.rule import SinkRule

@@ -1,4 +1,4 @@
-"""The command line: `sinklab diagnose`, `report`, `doctor`, `models`; `patch` and `train` have files of their own.
+"""The command line: `sinklab diagnose`, `report`, `doctor`, `models`; other commands have files of their own.
 
 Heavy libraries load inside the commands.
 """
@@ -14,8 +14,10 @@ from typing import Annotated, Any
 import typer
 
 from sinklab import terminal
+from sinklab.cli_compare import compare
+from sinklab.cli_evaluate import evaluate
 from sinklab.cli_patch import patch
-from sinklab.cli_train import train
+from sinklab.cli_train import app as train
 from sinklab.errors import InputError, printable
 from sinklab.settings import layer_numbers, safe_name
 
@@ -180,7 +182,9 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder o
 
 
 app.command()(patch)
-app.command()(train)
+app.add_typer(train, name="train")
+app.command()(evaluate)
+app.command()(compare)
 
 
 @app.command()

@@ -1,8 +1,7 @@
-"""`sinklab train`: the options of the command line, and nothing else."""
+"""`sinklab train`: the options of the command line, and nothing else. `lm` has a file of its own."""
 
 from __future__ import annotations
 
-import re
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -11,16 +10,23 @@ from typing import Annotated, Any
 import typer
 
 from sinklab import terminal
+from sinklab.cli_train_lm import train_lm_command
+from sinklab.cli_train_vit import train_vit_command
 from sinklab.errors import InputError
+from sinklab.settings import seed_numbers
 
-
-class TaskName(StrEnum):
-    """The controlled tasks."""
-
-    nop = "nop"
-    nop_branch = "nop-branch"
-    broadcast = "broadcast"
-    pathway = "pathway"
+TASKS = {
+    "nop": "One attention head learns to do nothing (NOP) on half of the tokens.",
+    "nop-branch": "The same head, its own update supervised; --sweep trains along frequency or damping.",
+    "broadcast": "Two layers learn to give every token what one of them holds.",
+    "pathway": "The broadcast task with a global pathway beside attention, arm against arm.",
+}
+"""The controlled tasks."""
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Train a model, and measure what its sinks do: the controlled tasks, or a language model.",
+)
 
 
 class SweepName(StrEnum):
@@ -30,8 +36,8 @@ class SweepName(StrEnum):
     damping = "damping"
 
 
-def train(
-    task: Annotated[TaskName, typer.Argument(metavar="TASK", help="nop, nop-branch, broadcast or pathway.")],
+def train_task(
+    context: typer.Context,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="RUN", help="The run folder; default runs/TASK.")
     ] = None,
@@ -50,8 +56,8 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder, bit for bit.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
 ) -> None:
-    """Train the models on which the two kinds of sink were isolated, and measure what their sinks do."""
-    output = output or Path("runs") / task.value
+    task = str(context.command.name)
+    output = output or Path("runs") / task
     with terminal.errors_as_sentences(
         lambda: f"What was trained is kept in {output}: the same command with --resume goes on."
     ):
@@ -59,7 +65,7 @@ def train(
             raise InputError("--resume goes on with a run and --overwrite replaces it: give one of them.")
         from sinklab.training.toy_config import make_config, members
 
-        chosen = make_config(task.value, config, changes or ())
+        chosen = make_config(task, config, changes or ())
         numbers = seed_numbers(seeds)
         planned = members(chosen, numbers, None if sweep is None else sweep.value)
 
@@ -86,12 +92,7 @@ def train(
         print(run.path / "tables/training.csv")
 
 
-def seed_numbers(text: str) -> list[int]:
-    """Seeds from text like "0-4" or "0,2,5". Raises InputError for anything else."""
-    numbers: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-        if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise InputError(f"--seeds is like 0-4 or 0,2,5, not {text!r}.")
-        numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return numbers
+for name, words in TASKS.items():
+    app.command(name, help=words)(train_task)
+app.command("lm")(train_lm_command)
+app.command("vit")(train_vit_command)

@@ -12,6 +12,7 @@ import typer
 
 from sinklab import terminal
 from sinklab.errors import InputError
+from sinklab.settings import seed_numbers
 
 
 def train_vit_command(
@@ -61,7 +62,6 @@ def train_vit_command(
     ):
         if resume and overwrite:
             raise InputError("--resume goes on with a run and --overwrite replaces it: give one of them.")
-        from sinklab.cli_train import seed_numbers
         from sinklab.training.vit_config import make_config
 
         chosen = [make_config(name, changes or ()) for name in names]

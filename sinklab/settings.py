@@ -147,3 +147,14 @@ def checkout_version(package: Path = Path(__file__).parent) -> str | None:
         return None
     version = project.get("version") if project.get("name") == "sinklab" else None
     return version if isinstance(version, str) else None
+
+
+def seed_numbers(text: str) -> list[int]:
+    """Seeds from text like "0-4" or "0,2,5". Raises InputError for anything else."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise InputError(f"--seeds is like 0-4 or 0,2,5, not {text!r}.")
+        numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return numbers

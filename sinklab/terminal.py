@@ -140,8 +140,8 @@ def progress() -> Any:
 class _Training:
     """Progress of trainings: on a terminal one line that is written over, in a pipe a line now and then."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names, self._last, self._name = list(names), -PLAIN_EVERY, ""
+    def __init__(self, names: Sequence[str], score: str) -> None:
+        self._names, self._last, self._name, self._score = list(names), -PLAIN_EVERY, "", score
         self._over = sys.stderr.isatty()
 
     def __enter__(self) -> _Training:
@@ -159,9 +159,9 @@ class _Training:
             return
         self._last, begun = now, name != self._name and bool(self._name)
         self._name = name
-        sinks = " ".join(f"{value:.2f}" for value in score.values())
+        scores = " ".join(f"{value:.2f}" for value in score.values())
         place = f"{self._names.index(name) + 1}/{len(self._names)} " if len(self._names) > 1 else ""
-        line = f"{place}{name}  step {step}/{steps}  loss {loss:.4f}" + (f"  sink {sinks}" if sinks else "")
+        line = f"{place}{name}  step {step}/{steps}  loss {loss:.4f}" + (f"  {self._score} {scores}" if scores else "")
         if left is not None and step < steps:
             line += f"  {left:.0f} s left"
         if self._over:
@@ -170,9 +170,12 @@ class _Training:
             say(line)
 
 
-def training(names: Sequence[str]) -> _Training:
-    """A with-block that gives a callable (name, step, steps, loss, sink scores, seconds left) for these trainings."""
-    return _Training(names)
+def training(names: Sequence[str], score: str = "sink") -> _Training:
+    """A with-block that gives a callable (name, step, steps, loss, scores, seconds left) for these trainings.
+
+    `score` says what the scores are.
+    """
+    return _Training(names, score)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, titled: bool = False) -> None:

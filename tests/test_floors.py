@@ -16,7 +16,20 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "sinklab"
 FLOORS = {
     **dict.fromkeys(
-        ("cli", "cli_patch", "cli_train", "cli_train_vit", "__main__", "diagnosis", "patching", "watching"), 5.0
+        (
+            "cli",
+            "cli_patch",
+            "cli_train",
+            "cli_train_lm",
+            "cli_train_vit",
+            "cli_evaluate",
+            "cli_compare",
+            "__main__",
+            "diagnosis",
+            "patching",
+            "watching",
+        ),
+        5.0,
     ),
     "reports": 4.0,
     "interventions": 3.0,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sinklab.errors import InputError
 
-PURPOSES = ("task", "initialisation", "batches", "evaluation", "donors", "scores")
+PURPOSES = ("task", "initialisation", "batches", "evaluation", "donors", "scores", "sample")
 
 
 def generator_for(purpose: str, seed: int, step: int = 0, device: str | torch.device = "cpu") -> torch.Generator:

@@ -45,10 +45,10 @@ def save_checkpoint(path: Path, recipe: Recipe, step: int) -> None:
     }
     # every tensor a copy of its own: safetensors refuses tensors that share memory, as tied weights do
     gathered = {name: whole(value).cpu().clone().contiguous() for name, value in tensors.items()}
-    if recipe.ranks.writes:
+    if recipe.ranks.first:
         with atomically(path) as stream:
             stream.write(save(gathered, metadata={"sinklab": json.dumps(about)}))
-    recipe.ranks.barrier()  # no rank reads, or ends, before the file is there
+    recipe.ranks.wait()  # no rank reads, or ends, before the file is there
 
 
 def whole(value: Tensor) -> Tensor:

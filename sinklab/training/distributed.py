@@ -1,174 +1,112 @@
-"""The processes of one training: who writes, what they agree on, and means over all of them that can be differentiated.
+"""Processes that train together, started by torchrun: each takes a share of every batch, gradients are averaged.
 
-`mean_over_ranks` is exact together with DDP: every rank computes the same loss from the joined means, and DDP's average
-of the gradients is the gradient of that loss over the joined batch.
+The averages run over one flat tensor; models of this size gain nothing from overlapping them with the backward pass.
+A run's numbers are those of one process, to rounding.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-
-from sinklab.errors import InputError
+from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """One process among `world` equal ones; the default is alone."""
+    """This process among `world`; on its own, every method leaves things as they are."""
 
     rank: int = 0
     world: int = 1
-    wrapped: nn.Module | None = None
-    """The DDP wrapper whose gradients are averaged, where there is one."""
+    device: str = "cpu"
+    """Where tensors lie that pass between the processes."""
 
     @property
-    def writes(self) -> bool:
-        """Whether this process writes metrics and checkpoints."""
+    def first(self) -> bool:
+        """Whether this process is the one that writes."""
         return self.rank == 0
 
-    def agree(self, flag: bool) -> bool:
-        """Whether any rank says yes; all have to ask."""
-        if self.world == 1:
-            return flag
-        told = torch.tensor(float(flag), device=_device())
-        dist.all_reduce(told, op=dist.ReduceOp.MAX)
-        return bool(told > 0)
+    @property
+    def share(self) -> slice:
+        """Which rows of a batch, or windows of a list, are this process's."""
+        return slice(self.rank, None, self.world)
 
-    def means(self, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The same numbers averaged over ranks, without gradients."""
-        if self.world == 1:
-            return {name: value.detach() for name, value in scalars.items()}
-        joined = torch.stack([value.detach().float() for value in scalars.values()])
-        dist.all_reduce(joined)
-        return dict(zip(scalars, (joined / self.world).unbind(), strict=True))
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.world > 1:
+            torch.distributed.barrier()
 
     def unsynchronised(self) -> AbstractContextManager[Any]:
-        """Within, backward leaves gradients where they are: for all but the last batch of an accumulated step."""
-        wrapped: Any = self.wrapped
-        return nullcontext() if wrapped is None else wrapped.no_sync()
+        """Within, backward leaves each process's gradients where they are: for all but a step's last batch."""
+        return nullcontext()
 
-    def barrier(self) -> None:
-        """Wait for all."""
-        if self.world > 1:
-            dist.barrier()
+    def reduce(self, gradients: Iterable[Tensor]) -> None:
+        """Make each process's gradients the mean over the processes."""
+        self.average(gradients)
 
+    def average(self, tensors: Iterable[Tensor]) -> None:
+        """Put the mean over the processes into each tensor; all have the same tensors in the same order."""
+        if self.world == 1:
+            return
+        mine = list(tensors)
+        flat = torch.cat([tensor.flatten() for tensor in mine])
+        torch.distributed.all_reduce(flat)
+        flat /= self.world
+        for tensor, mean in zip(mine, flat.split([tensor.numel() for tensor in mine]), strict=True):
+            tensor.copy_(mean.view_as(tensor))
 
-ALONE = Ranks()
-T = TypeVar("T")
+    def averaged(self, scalars: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The scalars' means over the processes."""
+        if self.world == 1:
+            return scalars
+        values = torch.stack([value.detach().float() for value in scalars.values()])
+        self.average([values])
+        return dict(zip(scalars, values, strict=True))
 
+    def total(self, numbers: Iterable[float]) -> list[float]:
+        """The sums over the processes, in float64."""
+        if self.world == 1:
+            return list(numbers)
+        values = torch.tensor(list(numbers), dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(values)
+        return [float(value) for value in values]
 
-class _Mean(torch.autograd.Function):
-    """Forward and backward are the same mean over ranks."""
+    def any(self, mine: bool) -> bool:
+        """Whether it is so in any process."""
+        return self.total([float(mine)])[0] > 0
 
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        joined = value.clone()
-        dist.all_reduce(joined)
-        return joined / dist.get_world_size()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        joined = gradient.contiguous().clone()
-        dist.all_reduce(joined)
-        return joined / dist.get_world_size()
-
-
-def world_size() -> int:
-    """How many processes train together; 1 without a process group."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def mean_over_ranks(value: Tensor) -> Tensor:
-    """The mean of one tensor over all ranks, each of which gets it and its gradient."""
-    if world_size() == 1:
-        return value
-    joined: Tensor = _Mean.apply(value)  # type: ignore[no-untyped-call]
-    return joined
-
-
-class JoinedBatchNorm(nn.BatchNorm1d):
-    """BatchNorm over the rows of all ranks, [R C]; alone it is torch's own, and unlike SyncBatchNorm it runs on CPUs.
-
-    All ranks bring equally many rows.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or world_size() == 1:
-            return super().forward(x)
-        x = x if x.dtype == torch.float64 else x.float()  # sums over a batch are not for bfloat16
-        mean = mean_over_ranks(x.mean(0))
-        variance = mean_over_ranks((x - mean).square().mean(0))
-        rows = len(x) * world_size()
-        with torch.no_grad():
-            assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
-            self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
-            self.running_var.lerp_((variance * rows / (rows - 1)).to(self.running_var), self.momentum)
-            if self.num_batches_tracked is not None:
-                self.num_batches_tracked += 1
-        return (x - mean) * torch.rsqrt(variance + self.eps) * self.weight + self.bias
-
-
-def _device() -> torch.device:
-    if dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    def gathered(self, mine: Any) -> list[Any]:
+        """What each process has, in order of rank."""
+        if self.world == 1:
+            return [mine]
+        held: list[Any] = [None] * self.world
+        torch.distributed.all_gather_object(held, mine)
+        return held
 
 
 @contextmanager
-def launched(device: str) -> Iterator[tuple[Ranks, str]]:
-    """The ranks that torchrun started, and this one's device; alone where it did not.
-
-    NCCL for CUDA, gloo otherwise. Raises InputError where there are more ranks than GPUs.
-    """
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world == 1:
-        yield ALONE, device
+def together(device: str) -> Iterator[tuple[Ranks, str]]:
+    """Within, this process is one of torchrun's (nccl on CUDA, else gloo); gives the ranks and this one's device."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Ranks(), device
         return
-    rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
-    cuda = device.startswith("cuda")
-    if cuda:
-        if local >= torch.cuda.device_count():
-            raise InputError(f"Rank {rank} needs a GPU of its own, and there are {torch.cuda.device_count()}.")
-        torch.cuda.set_device(local)
-        device = f"cuda:{local}"
-    dist.init_process_group("nccl" if cuda else "gloo", rank=rank, world_size=world)
+    import torch.distributed as dist
+
+    kind = torch.device(device).type
+    if kind == "cuda":
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        torch.cuda.set_device(device)
+    mine = not dist.is_initialized()
+    if mine:
+        # a first process may evaluate, or write, for long while the others wait
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(days=1))
     try:
-        yield Ranks(rank=rank, world=world), device
+        yield Ranks(rank=dist.get_rank(), world=dist.get_world_size(), device=device), device
     finally:
-        dist.destroy_process_group()
-
-
-def first(ranks: Ranks, make: Callable[[], T]) -> T | None:
-    """What `make` gives on the rank that writes, None on the others; its InputError is raised on all of them."""
-    if ranks.world == 1:
-        return make()
-    made: T | None = None
-    said: list[str | None] = [None]
-    if ranks.writes:
-        try:
-            made = make()
-        except InputError as error:
-            said = [str(error)]
-    dist.broadcast_object_list(said, device=_device())
-    if said[0] is not None:
-        raise InputError(said[0])
-    return made
-
-
-def shard_over_ranks(model: nn.Module, parts: Iterable[nn.Module]) -> None:
-    """FSDP2: each rank keeps its share of weights, gradients and optimizer state, and gathers a part as it runs.
-
-    `parts` come from the innermost on; what is called on its own (the backbone, to measure it) has to be among them.
-    """
-    from torch.distributed.fsdp import fully_shard
-
-    for part in parts:
-        fully_shard(part)
-    fully_shard(model)
+        if mine:
+            dist.destroy_process_group()

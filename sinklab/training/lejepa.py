@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from sinklab.errors import InputError
 from sinklab.models.vit import ViT, shares
-from sinklab.training.distributed import JoinedBatchNorm, mean_over_ranks, world_size
+from sinklab.training.joined import JoinedBatchNorm, mean_over_ranks, world_size
 
 KNOTS = 17
 LAST_KNOT = 3.0

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from sinklab.atomic import atomically
 from sinklab.errors import InputError
 from sinklab.training.checkpoint import load_checkpoint, save_checkpoint
-from sinklab.training.distributed import ALONE, Ranks
+from sinklab.training.distributed import Ranks
 
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
@@ -60,10 +60,11 @@ class Recipe:
     """Compile `loss` with torch.compile."""
     accumulate: int = 1
     """Batches in a step, over which gradients and numbers are averaged."""
-    ranks: Ranks = ALONE
-    """The processes that train together; the first one writes."""
     after: Callable[[int], None] | None = None
     """Steps done → whatever has to happen then (validation, weights to keep), before any checkpoint."""
+    ranks: Ranks = field(default_factory=Ranks)
+    """The processes that train together, each on its share of a batch: gradients and scalars are averaged over them,
+    the first alone writes. Every recipe's `total` is weighted so that the plain average is the whole batch's."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "score_every", "record_every", "checkpoint_every", "accumulate"):
@@ -108,13 +109,14 @@ def train(
     longer a number, WriteError where the folder cannot be written, and Stopped after a signal.
     """
     done = load_checkpoint(folder / CHECKPOINT, recipe) if resume and (folder / CHECKPOINT).is_file() else 0
-    metrics = _Metrics(folder / METRICS, done, writes=recipe.ranks.writes)
+    recipe.ranks.wait()  # every process has read the checkpoint before the first writes again
+    metrics = _Metrics(folder / METRICS, done, silent=not recipe.ranks.first)
     end = min(recipe.steps, recipe.steps if until is None else until)
     rates = [group.get("initial_lr", group["lr"]) for group in recipe.optimizer.param_groups]
     loss_of: Callable[[Any], Mapping[str, Tensor]] = torch.compile(recipe.loss) if recipe.compile else recipe.loss
-    started, first = time.monotonic(), done
+    started, first, stopped = time.monotonic(), done, False
     with _signals() as asked_to_stop:
-        while done < end and not recipe.ranks.agree(bool(asked_to_stop)):
+        while done < end and not (stopped := recipe.ranks.any(bool(asked_to_stop))):
             factor = recipe.rate(done)
             for group, rate in zip(recipe.optimizer.param_groups, rates, strict=True):
                 group["initial_lr"], group["lr"] = rate, rate * factor
@@ -123,7 +125,7 @@ def train(
             if done % recipe.score_every == 0 or done == recipe.steps:
                 metrics.scores(recipe, done)
             if done % recipe.record_every == 0 or done == recipe.steps:
-                metrics.record(done, scalars, factor)
+                metrics.record(done, recipe.ranks.averaged(scalars), factor)
                 if progress is not None:
                     pace = (time.monotonic() - started) / (done - first)
                     left = pace * (end - done)
@@ -136,9 +138,9 @@ def train(
         metrics.flush()
         if done > first or not (folder / CHECKPOINT).is_file():
             save_checkpoint(folder / CHECKPOINT, recipe, done)
-    if done < end:
-        by = asked_to_stop[0].name if asked_to_stop else "a signal to another rank"
-        raise Stopped(f"stopped by {by} after {done} of {recipe.steps} steps")
+    if stopped:
+        name = asked_to_stop[0].name if asked_to_stop else "another process"
+        raise Stopped(f"stopped by {name} after {done} of {recipe.steps} steps")
     return metrics.last
 
 
@@ -152,6 +154,7 @@ def _step(recipe: Recipe, loss_of: Callable[[Any], Mapping[str, Tensor]], step: 
             total = scalars["total"] / recipe.accumulate if recipe.accumulate > 1 else scalars["total"]
             total.backward()  # type: ignore[no-untyped-call]
         seen.append({name: value.detach() for name, value in scalars.items()})
+    recipe.ranks.reduce(p.grad for p in recipe.model.parameters() if p.grad is not None)
     if recipe.clip is not None:
         nn.utils.clip_grad_norm_(recipe.model.parameters(), recipe.clip)
     recipe.optimizer.step()
@@ -168,17 +171,19 @@ def _progress(recipe: Recipe, done: int, metrics: _Metrics, left: float) -> Prog
 class _Metrics:
     """metrics.jsonl: one line a recorded step, none twice. Lines after the checkpoint are dropped on resuming."""
 
-    def __init__(self, path: Path, done: int, *, writes: bool = True) -> None:
+    def __init__(self, path: Path, done: int, *, silent: bool = False) -> None:
         self.last: dict[str, float] = {}
         self.score: dict[str, float] = {}
         self._scored = 0
-        self._path, self._waiting, self._writes = path, [], writes  # type: tuple[Path, list[str], bool]
+        self._path, self._waiting = path, []  # type: tuple[Path, list[str]]
+        self._silent = silent
         kept = [line for line in read_metrics(path) if line["step"] <= done] if done and path.is_file() else []
         if kept:
             self.last = kept[-1]
-        if writes:
-            with atomically(path) as stream:
-                stream.write("".join(json.dumps(line) + "\n" for line in kept).encode())
+        if silent:
+            return
+        with atomically(path) as stream:
+            stream.write("".join(json.dumps(line) + "\n" for line in kept).encode())
 
     def scores(self, recipe: Recipe, done: int) -> None:
         """Score, and keep the numbers for the line of this step or the next recorded one."""
@@ -204,8 +209,8 @@ class _Metrics:
             self.flush()
 
     def flush(self) -> None:
-        """Append what waits."""
-        if self._waiting and self._writes:
+        """Append what waits, in the process that writes."""
+        if self._waiting and not self._silent:
             with self._path.open("a", encoding="utf-8") as stream:
                 stream.write("".join(line + "\n" for line in self._waiting))
         self._waiting = []

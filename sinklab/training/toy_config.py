@@ -12,6 +12,7 @@ from statistics import NormalDist
 from typing import Any, ClassVar
 
 from sinklab.errors import InputError, NotFoundError
+from sinklab.training.changes import changed
 
 ARMS = ("attention", "global", "global+penalty", "global-uniform", "global-uniform+penalty")
 SWEEPS = ("frequency", "damping")
@@ -206,26 +207,8 @@ def make_config(kind: str, variant: str = "laptop", changes: Sequence[str] = ())
     if variant not in VARIANTS[kind]:
         raise NotFoundError(f"{kind} has no variant {variant!r}; it has {', '.join(VARIANTS[kind])}.")
     config = KINDS[kind](**VARIANTS[kind][variant])
-    return replace(config, **dict(_change(config, text) for text in changes))
-
-
-def _change(config: TrainConfig, text: str) -> tuple[str, Any]:
-    key, equals, value = (part.strip() for part in text.partition("="))
-    known = [entry.name for entry in fields(config)]
-    if not equals or not value:
-        raise InputError(f"--set is like steps=500, not {text!r}.")
-    if key not in known:
-        raise NotFoundError(f"{config.kind} has nothing called {key!r} to set; it has {', '.join(known)}.")
-    present = getattr(config, key)
-    try:
-        if isinstance(present, bool):
-            return key, {"true": True, "false": False}[value.lower()]
-        if isinstance(present, tuple):
-            return key, tuple(type(present[0])(item.strip()) for item in value.split(","))
-        return key, type(present)(value)
-    except (ValueError, KeyError):
-        wanted = type(present[0] if isinstance(present, tuple) else present).__name__
-        raise InputError(f"{key} is of type {wanted}, which {value!r} is not.") from None
+    changed_config: TrainConfig = changed(config, changes, kind)
+    return changed_config
 
 
 def config_from(kind: str, saved: Mapping[str, Any]) -> TrainConfig:

@@ -18,7 +18,8 @@ from sinklab.data.procedural import ProceduralImages
 from sinklab.errors import InputError
 from sinklab.run import Run, library_versions
 from sinklab.training.checkpoint import save_model
-from sinklab.training.distributed import Ranks, first, launched
+from sinklab.training.distributed import Ranks, together
+from sinklab.training.joined import first
 from sinklab.training.loop import Progress, train
 from sinklab.training.vit_config import ViTConfig
 from sinklab.training.vit_evaluate import Score
@@ -53,7 +54,7 @@ def train_vit(
     be written, and Stopped after SIGTERM or Ctrl-C.
     """
     _require_different(configs, seeds)
-    with launched(device) as (ranks, own_device):
+    with together(device) as (ranks, own_device):
         members = []
         for seed in seeds:
             for config in configs:
@@ -86,12 +87,12 @@ def train_vit(
             if run is not None:
                 _begin(run, members, ranks, command)
             for member in members:
-                if not ranks.agree((member.folder / "evaluation.json").is_file()):
+                if not ranks.any((member.folder / "evaluation.json").is_file()):
                     _train_member(run, member, resume, progress)
             if run is not None:
                 _write_table(run, members)
                 run.update(status="complete")
-            ranks.barrier()
+            ranks.wait()
         finally:
             if run is not None:
                 run.close()

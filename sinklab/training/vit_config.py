@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sinklab.errors import InputError, NotFoundError
+from sinklab.training.changes import changed
 
 SIZES = ("S", "B", "L", "G", "tiny")
 PENALISED = {"pathway": "learned", "penalty": 0.1, "layer_scale": 1.0}
@@ -199,25 +200,10 @@ def make_config(name: str, changes: Sequence[str] = ()) -> ViTConfig:
 
     own = TINY if size == "tiny" else {}
     config = ViTConfig(**{"variant": variant, "size": size, **NUMBERS[size], **VARIANTS[variant], **own})
-    return replace(config, **dict(_change(text) for text in changes))
-
-
-def _change(text: str) -> tuple[str, Any]:
-    key, equals, value = (part.strip() for part in text.partition("="))
-    if not equals or not value:
-        raise InputError(f"--set is like epochs=20, not {text!r}.")
-    known = [entry.name for entry in fields(ViTConfig) if entry.name not in ("variant", "size")]
-    if key not in known:
-        raise NotFoundError(
-            f"A vision transformer's training has nothing called {key!r} to set; it has {', '.join(known)}."
-        )
-    present = getattr(ViTConfig, key)
-    try:
-        if isinstance(present, bool):
-            return key, {"true": True, "false": False}[value.lower()]
-        return key, type(present)(value)
-    except (ValueError, KeyError):
-        raise InputError(f"{key} is of type {type(present).__name__}, which {value!r} is not.") from None
+    made: ViTConfig = changed(config, changes, "A vision transformer's training")
+    if made.name != name:
+        raise InputError(f"Variant and size are in the name: ask for {made.name} instead of setting them.")
+    return made
 
 
 def config_from(saved: Mapping[str, Any]) -> ViTConfig:

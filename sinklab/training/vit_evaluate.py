@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sinklab.models.vit import ViT, shares
-from sinklab.training.distributed import ALONE, Ranks
+from sinklab.training.distributed import Ranks
 from sinklab.training.lejepa import LeJEPA
 from sinklab.training.vit_feed import Pictures, measured
 
@@ -27,12 +27,13 @@ def evaluate(
     limit: int,
     batch: int = 64,
     device: str = "cpu",
-    ranks: Ranks = ALONE,
+    ranks: Ranks | None = None,
 ) -> dict[str, Any]:
     """Probe accuracy and loss on centre crops (None without classes), and each layer's common-mode share.
 
     The first `limit` pictures count. Every rank computes every world-th batch, and the result is of all of them.
     """
+    ranks = ranks or Ranks()
     count = min(limit, len(images))
     batches = -(-count // batch)
     numbers, rounds = range(ranks.rank, batches, ranks.world), -(-batches // ranks.world)
@@ -55,8 +56,7 @@ def evaluate(
             sums[1] += float((answers.argmax(-1) == asked).sum())
             sums[2] += float(F.cross_entropy(answers, asked, ignore_index=-1, reduction="sum"))
     model.train(was)
-    if ranks.world > 1:
-        sums = torch.stack(list(ranks.means({str(i): value for i, value in enumerate(sums)}).values())) * ranks.world
+    sums = torch.tensor(ranks.total(sums.tolist()), dtype=torch.float64)
     total = float(sums[0])
     return {
         "images": round(total),

@@ -20,7 +20,7 @@ from sinklab.data.images import start_method
 from sinklab.data.transform import ImageTransform
 from sinklab.errors import InputError
 from sinklab.models.describe import IMAGENET
-from sinklab.training.distributed import ALONE, Ranks
+from sinklab.training.distributed import Ranks
 from sinklab.training.views import Views, ViewShape, view_seed
 
 if TYPE_CHECKING:
@@ -146,12 +146,13 @@ class Feed:
         seed: int,
         *,
         batches: int,
-        ranks: Ranks = ALONE,
+        ranks: Ranks | None = None,
         workers: int = 0,
         device: str = "cpu",
     ) -> None:
         """`batches` is how many there are in the whole training. With `workers` views are made in these processes,
         else here: on the GPU if that is the device."""
+        ranks = ranks or Ranks()
         self.order = Order(
             images=len(images),
             step=config.batch,

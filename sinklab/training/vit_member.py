@@ -17,7 +17,8 @@ from sinklab.models.vit import ViT, ViTShape
 from sinklab.models.vit_file import described
 from sinklab.run import fingerprint
 from sinklab.training.checkpoint import save_model
-from sinklab.training.distributed import ALONE, Ranks, shard_over_ranks
+from sinklab.training.distributed import Ranks
+from sinklab.training.joined import WrappedRanks, shard_over_ranks
 from sinklab.training.lejepa import LeJEPA, Weights, directions, first_not_finite
 from sinklab.training.loop import Recipe
 from sinklab.training.views import view_seed
@@ -96,7 +97,7 @@ class Member:
     validation: Pictures
     folder: Path
     device: str = "cpu"
-    ranks: Ranks = ALONE
+    ranks: Ranks = field(default_factory=Ranks)
     workers: int = 0
     compile: bool = False
     shard: bool = False
@@ -149,11 +150,12 @@ def build_recipe(member: Member) -> tuple[Recipe, LeJEPA, Feed]:
         model.vit.compile()
     called: nn.Module = model
     if ranks.world > 1 and member.shard:
+        ranks = WrappedRanks(rank=ranks.rank, world=ranks.world, device=ranks.device)
         shard_over_ranks(model, [*model.vit.blocks, model.vit, model.projector, *filter(None, [model.probe])])
     elif ranks.world > 1:
         on = [torch.device(member.device)] if member.device.startswith("cuda") else None
         called = nn.parallel.DistributedDataParallel(model, device_ids=on)
-        ranks = Ranks(rank=ranks.rank, world=ranks.world, wrapped=called)
+        ranks = WrappedRanks(rank=ranks.rank, world=ranks.world, device=ranks.device, wrapped=called)
     seen = min(config.score_images, len(member.validation))
     pixels, _ = measured(member.validation, list(range(seen)), config.image)
     recipe = Recipe(
@@ -186,7 +188,7 @@ def _terms(called: nn.Module, shown: Shown, member: Member) -> dict[str, Tensor]
     drawing = torch.Generator().manual_seed(view_seed("directions", member.seed, shown.number))
     along = directions(config.projector_dim, config.slices, drawing, shown.pictures.device)
     terms: dict[str, Tensor] = called(shown.pictures, shown.labels, along)
-    means = member.ranks.means(terms)
+    means = member.ranks.averaged({name: value.detach() for name, value in terms.items()})
     values = dict(zip(means, torch.stack([value.float() for value in means.values()]).tolist(), strict=True))
     wrong = first_not_finite(values)
     if wrong is not None:
@@ -195,8 +197,7 @@ def _terms(called: nn.Module, shown: Shown, member: Member) -> dict[str, Tensor]
             f"The training of {member.name} has diverged: after {step} steps its {wrong} is {values[wrong]}. The last "
             "checkpoint is from before; a smaller learning rate (--set lr=…) may do."
         )
-    own = terms["total"]
-    return {**means, "total": own + (means["total"] - own).detach()}  # recorded as the mean, differentiated as its own
+    return {**means, "total": terms["total"]}
 
 
 def _after_step(member: Member, model: LeJEPA, done: int) -> None:
@@ -204,7 +205,7 @@ def _after_step(member: Member, model: LeJEPA, done: int) -> None:
     epoch, rest = divmod(done, member.steps_per_epoch)
     if rest:
         return
-    config, writes = member.config, member.ranks.writes
+    config, writes = member.config, member.ranks.first
     found = evaluated(member, model)
     path = member.folder / "validation.jsonl"
     if writes:
@@ -212,7 +213,7 @@ def _after_step(member: Member, model: LeJEPA, done: int) -> None:
         with atomically(path) as stream:
             stream.write("".join(json.dumps(line) + "\n" for line in [*kept, {"epoch": epoch, **found}]).encode())
         member.best[0] = max([line["probe_accuracy"] or 0.0 for line in kept], default=float("-inf"))
-    better = member.ranks.agree(writes and (found["probe_accuracy"] or 0.0) > member.best[0])
+    better = member.ranks.any(writes and (found["probe_accuracy"] or 0.0) > member.best[0])
     told = {**member.settings(), "epoch": epoch, "step": done, "validation": found}
     if better:
         save_model(member.folder / "best.safetensors", model.vit, told, writes=writes)

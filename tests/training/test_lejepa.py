@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sinklab.errors import InputError
 from sinklab.models.vit import ViT, ViTShape
-from sinklab.training.distributed import JoinedBatchNorm
+from sinklab.training.joined import JoinedBatchNorm
 from sinklab.training.lejepa import LeJEPA, Weights, directions, first_not_finite, invariance, knots, sigreg
 
 TINY = ViTShape(image=16, patch=8, dim=12, depth=3, heads=2, gate="headwise", pathway="learned", layer_scale=1.0)

@@ -61,8 +61,8 @@ def test_a_config_is_what_it_was_after_being_saved() -> None:
     [
         ("baseline-XL", "epochs=20", "There is no vision transformer 'baseline-XL': perhaps baseline-L"),
         ("gated-L", "epochs=20", "A name is VARIANT-SIZE"),
-        ("baseline-L", "steps=1", "nothing called 'steps' to set; it has image, patch"),
-        ("baseline-L", "variant=registers", "nothing called 'variant'"),
+        ("baseline-L", "steps=1", "nothing called 'steps' to set; it has variant, size, image"),
+        ("baseline-L", "variant=registers", "ask for registers-L instead"),
         ("baseline-L", "epochs=many", "epochs is of type int, which 'many' is not"),
         ("baseline-L", "epochs", "--set is like epochs=20"),
         ("baseline-L", "epochs=10", "warm-up of 10 epochs leaves nothing of 10"),

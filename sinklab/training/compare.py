@@ -1,0 +1,109 @@
+"""Finished training runs side by side: each measure over seeds, and differences paired by seed.
+
+A kind of run takes part by having a reader in `READERS`: run → one row a seed, arm and measure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sinklab.errors import InputError
+from sinklab.run import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LM_MEASURES = ("validation_bpc", "test_bpc")
+"""Bits a byte: less is better."""
+
+
+def read_lm_results(run: Run) -> pd.DataFrame:
+    """A language model run's rows; of a sweep those of the learning rate that was chosen."""
+    table = run.table("training")
+    chosen = table["config"].map(run.config.get("chosen", {})).astype(float)
+    table = table[(table["lr"] == chosen) | chosen.isna()]
+    rows = table.melt(["config", "seed"], list(LM_MEASURES), "measure", "value")
+    return rows.rename(columns={"config": "arm"})[["arm", "seed", "measure", "value"]]
+
+
+def read_toy_results(run: Run) -> pd.DataFrame:
+    """A controlled task's rows: the whole model's own errors, without any edit."""
+    table = run.table("training")
+    table = table[(table["edit"] == "baseline") & table["metric"].str.endswith("_mse")]
+    rows = table.sort_values("layer").drop_duplicates(["arm", "seed", "metric"])
+    return rows.rename(columns={"metric": "measure", "mean": "value"})[["arm", "seed", "measure", "value"]]
+
+
+READERS: dict[str, Callable[[Run], pd.DataFrame]] = {
+    "lm": read_lm_results,
+    **dict.fromkeys(("nop", "nop-branch", "broadcast", "pathway"), read_toy_results),
+}
+
+
+def read_results(paths: Sequence[str | Path]) -> pd.DataFrame:
+    """[run, arm, seed, measure, value] of runs of one kind, in the order given.
+
+    Raises InputError for runs that are not finished trainings, or not of one kind.
+    """
+    import pandas as pd
+
+    runs = [Run.open(path) for path in paths]
+    for run in runs:
+        if run.config.get("purpose") != "training":
+            raise InputError(f"{run.path} is not a training run (`sinklab train`): it cannot be compared.")
+        if run.config.get("status") != "complete":
+            raise InputError(f"The run {run.path} is not finished: go on with it, by its own command and --resume.")
+    kinds = [run.config.get("settings", {}).get("kind") for run in runs]
+    if len(set(kinds)) > 1 or kinds[0] not in READERS:
+        raise InputError(f"Runs of one kind, out of {', '.join(READERS)}, can be compared; {kinds} was given.")
+    if len({run.path.resolve() for run in runs}) < len(runs):
+        raise InputError("A run is compared with others: the same folder was given twice.")
+    frames = [READERS[kinds[0]](run).assign(run=run.path.as_posix()) for run in runs]
+    return pd.concat(frames, ignore_index=True)[["run", "arm", "seed", "measure", "value"]]
+
+
+def differing_texts(paths: Sequence[str | Path]) -> list[str]:
+    """The names of the texts, if language models were trained on more than one; their numbers do not compare."""
+    texts = [Run.open(path).config.get("settings", {}).get("text", {}) for path in paths]
+    names = [str(text.get("name")) for text in texts]
+    return names if len({text.get("sha256") for text in texts}) > 1 else []
+
+
+def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
+    """[run, arm, measure, seeds, median, mean, std, least, most]; std has n − 1, and is NaN for one seed."""
+    groups = results.groupby(["run", "arm", "measure"], sort=False)["value"]
+    return groups.agg(seeds="count", median="median", mean="mean", std="std", least="min", most="max").reset_index()
+
+
+def paired(results: pd.DataFrame) -> pd.DataFrame:
+    """Differences from the first run and arm, over the seeds that both have.
+
+    [measure, run, arm, seeds, median, mean, std, less]: of the difference (this minus the first); `less` counts the
+    seeds in which this one has less. Arms that share no seed with the first have 0 seeds.
+    """
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = []
+    order = list(dict.fromkeys(zip(results["run"], results["arm"], strict=True)))
+    for measure in dict.fromkeys(results["measure"]):
+        own = results[results["measure"] == measure].set_index(["run", "arm", "seed"])["value"].sort_index()
+        first = own.get(order[0])
+        for run, arm in order[1:]:
+            other = own.get((run, arm))
+            gap = pd.Series(dtype=float) if first is None or other is None else (other - first).dropna()
+            rows.append(
+                {
+                    "measure": measure,
+                    "run": run,
+                    "arm": arm,
+                    "seeds": len(gap),
+                    "median": gap.median() if len(gap) else math.nan,
+                    "mean": gap.mean() if len(gap) else math.nan,
+                    "std": gap.std() if len(gap) > 1 else math.nan,
+                    "less": int((gap < 0).sum()),
+                }
+            )
+    return pd.DataFrame(rows, columns=["measure", "run", "arm", "seeds", "median", "mean", "std", "less"])

@@ -1,0 +1,222 @@
+"""Runs that train language models.
+
+A run folder holds, for each seed and model (and each point of a sweep), `training/seed-S/MODEL/` with metrics.jsonl,
+checkpoint.safetensors, the best weights by the validation split as model.safetensors and the last as last.safetensors,
+each with a .json of what made them, sample.txt and evaluation.json; tables/training.csv has all evaluations.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from sinklab.data.text import Text, open_text
+from sinklab.data.toy import generator_for
+from sinklab.models.generation import generate
+from sinklab.run import Run, library_versions
+from sinklab.training.checkpoint import save_model
+from sinklab.training.distributed import Ranks, together
+from sinklab.training.lm_config import LMConfig, LMMember, lm_members
+from sinklab.training.lm_measure import bits_per_byte
+from sinklab.training.lm_recipe import Keeper, build_recipe
+from sinklab.training.loop import Progress, train
+
+FOLDER = "training"
+PROMPT = 16
+"""Bytes of the validation split that a sample goes on from."""
+TEMPERATURE = 0.8
+
+
+def train_lm(
+    path: str | Path,
+    configs: Sequence[LMConfig],
+    seeds: Sequence[int] = (0,),
+    *,
+    text: str | Path | Text = "stdlib",
+    sweep: str | None = None,
+    device: str = "cpu",
+    compile: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    command: Sequence[str] = (),
+    progress: Callable[[LMMember, Progress], None] | None = None,
+) -> Run:
+    """Train and evaluate every model of every seed (and every point of a sweep) into the run folder `path`.
+
+    Under torchrun the processes share every batch. `resume` skips what is finished and goes on within what is not; the
+    results are those of a run never interrupted. Raises InputError or NotFoundError for what cannot be, WriteError
+    where the folder cannot be written, and Stopped after SIGTERM or Ctrl-C.
+    """
+    trained = lm_members(configs, seeds, sweep)
+    read = text if isinstance(text, Text) else open_text(text)
+    for config in configs:
+        read.require(config.context)
+    settings = {
+        "kind": "lm",
+        "configs": {config.name: asdict(config) for config in configs},
+        "seeds": list(seeds),
+        "sweep": sweep,
+        "text": read.settings(),
+        "device": torch.device(device).type,
+        "compile": compile,
+    }
+    with together(device) as (ranks, here), _joined(path, settings, ranks, resume, overwrite) as run:
+        if ranks.first:
+            run.update(
+                status="running",
+                command=list(command),
+                purpose="training",
+                versions=library_versions(["sinklab", "torch"]),
+                threads=torch.get_num_threads(),
+                processes=ranks.world,
+                members=[member.name for member in trained],
+                notes=list(read.notes),
+            )
+        for member in trained:
+            # asked before the first process may write it: all processes must answer alike
+            finished = ranks.any((run.path / FOLDER / member.name / "evaluation.json").is_file())
+            if not finished:
+                _train_member(run, member, read, here, ranks, compile, resume, progress)
+            ranks.wait()
+        if ranks.first:
+            rows = _write_table(run, trained)
+            run.update(status="complete", chosen=chosen_points(rows))
+        ranks.wait()
+    return run
+
+
+def _joined(path: str | Path, settings: dict[str, Any], ranks: Ranks, resume: bool, overwrite: bool) -> Run:
+    """The run, created by the first process and joined by the others; if it cannot be, all of them say why."""
+    run, problem = None, None
+    if ranks.first:
+        try:
+            run = Run.create(path, settings=settings, overwrite=overwrite, resume=resume)
+        except Exception as error:
+            problem = error
+    problem = ranks.gathered(problem)[0]
+    if problem is not None:
+        raise problem
+    return run if run is not None else Run.join(path, settings=settings, rank=ranks.rank)
+
+
+def _train_member(
+    run: Run,
+    member: LMMember,
+    text: Text,
+    device: str,
+    ranks: Ranks,
+    compile: bool,
+    resume: bool,
+    progress: Callable[[LMMember, Progress], None] | None,
+) -> None:
+    folder, config = run.path / FOLDER / member.name, member.config
+    recipe = build_recipe(member, text, folder, device, compile=compile, ranks=ranks)
+    assert isinstance(recipe.score, Keeper)
+    if ranks.first and not (folder / "checkpoint.safetensors").is_file():
+        recipe.score.forget()
+    started, begun = time.monotonic(), [0]
+
+    def told(state: Progress) -> None:
+        begun[0] = begun[0] or state.step
+        if progress is not None:
+            progress(member, state)
+
+    last = train(recipe, folder, resume=resume, progress=told)
+    seconds = time.monotonic() - started
+    found: dict[str, Any] = {
+        "parameters": sum(weight.numel() for weight in recipe.model.parameters()),
+        "train_bpc": last["bpc"],
+        "last_validation": last["validation"],
+    }
+    if ranks.first:
+        save_model(folder / "last.safetensors", recipe.model, {**recipe.score.about, "step": config.steps})
+    ranks.wait()
+    found |= _evaluate(recipe.model, text, folder, config, ranks)
+    if not ranks.first:
+        return
+    pace = (config.steps - begun[0]) * config.batch * config.context / seconds
+    timings = {"train_seconds": seconds, "tokens_per_second": pace if begun[0] < config.steps else None}
+    run.update(timings={**run.config.get("timings", {}), member.name: timings})
+    run.write_bytes(f"{FOLDER}/{member.name}/sample.txt", sample(recipe.model, text, member))
+    for ending in (".safetensors", ".json"):
+        with suppress(FileNotFoundError):
+            os.replace(folder / f"best{ending}", folder / f"model{ending}")
+    run.write_json(f"{FOLDER}/{member.name}/evaluation.json", found)  # last: with it the member is finished
+
+
+def _evaluate(model: Any, text: Text, folder: Path, config: LMConfig, ranks: Ranks) -> dict[str, Any]:
+    """The best weights' bits a byte on validation and test; the model has these weights afterwards."""
+    from safetensors.torch import load_file
+
+    kept = folder / ("best.safetensors" if (folder / "best.safetensors").is_file() else "model.safetensors")
+    model.load_state_dict(load_file(kept))
+    model.eval()
+    found: dict[str, Any] = {"best_step": json.loads(kept.with_suffix(".json").read_text())["step"]}
+    for split in ("validation", "test"):
+        bits = bits_per_byte(
+            model,
+            text,
+            split,
+            context=config.context,
+            stride=config.stride,
+            batch=config.evaluation_batch,
+            ranks=ranks,
+        )
+        found |= {f"{split}_bpc": bits.bpc, f"{split}_bytes": bits.predicted}
+    ranks.wait()
+    return found | {"context": config.context, "stride": config.stride}
+
+
+def sample(model: Any, text: Text, member: LMMember) -> bytes:
+    """Text that goes on from the beginning of the validation split, drawn with the seed's own generator."""
+    device = next(model.parameters()).device
+    prompt = text.tokens(text.splits["validation"][0], min(PROMPT, member.config.context))
+    drawn = generate(
+        model,
+        prompt[None].to(device),
+        member.config.sample,
+        temperature=TEMPERATURE,
+        generator=generator_for("sample", member.seed, device=device),
+        longest=member.config.context,
+    )
+    return text.decode(drawn[0].cpu())
+
+
+def read_lm_evaluation(run: Run, member: str) -> dict[str, Any]:
+    """What `evaluation.json` of a finished member holds."""
+    found: dict[str, Any] = json.loads((run.path / FOLDER / member / "evaluation.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _write_table(run: Run, trained: Sequence[LMMember]) -> list[dict[str, Any]]:
+    import pandas as pd
+
+    rows = [
+        {
+            "seed": member.seed,
+            "config": member.config.name,
+            "lr": member.config.lr,
+            "steps": member.config.steps,
+            **read_lm_evaluation(run, member.name),
+        }
+        for member in trained
+    ]
+    run.write_table("tables/training.csv", pd.DataFrame(rows))
+    return rows
+
+
+def chosen_points(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """For each model, the learning rate whose validation bits a byte are lowest, by the median over seeds."""
+    held: dict[str, dict[float, list[float]]] = {}
+    for row in rows:
+        held.setdefault(row["config"], {}).setdefault(row["lr"], []).append(row["validation_bpc"])
+    return {name: min(points, key=lambda lr: median(points[lr])) for name, points in held.items()}
