@@ -96,7 +96,7 @@ def batch(images: int = 4) -> tuple[Tensor, Tensor]:
 def test_the_total_is_the_weighted_sum_of_its_terms() -> None:
     terms = built()(*batch(), along().double())
     expected = 0.02 * terms["sigreg"] + 0.98 * terms["invariance"] + terms["probe"] + 0.5 * terms["penalty"]
-    assert float(terms["total"] - expected) == pytest.approx(0, abs=1e-12)
+    assert float((terms["total"] - expected).detach()) == pytest.approx(0, abs=1e-12)
 
 
 def test_the_penalty_is_the_mean_share_of_all_blocks_but_the_first() -> None:

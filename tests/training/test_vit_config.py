@@ -64,7 +64,7 @@ def test_a_config_is_what_it_was_after_being_saved() -> None:
         ("baseline-L", "steps=1", "nothing called 'steps' to set; it has variant, size, image"),
         ("baseline-L", "variant=registers", "ask for registers-L instead"),
         ("baseline-L", "epochs=many", "epochs is of type int, which 'many' is not"),
-        ("baseline-L", "epochs", "--set is like epochs=20"),
+        ("baseline-L", "epochs", "--set is like steps=500"),
         ("baseline-L", "epochs=10", "warm-up of 10 epochs leaves nothing of 10"),
         ("baseline-L", "batch=0", "batch is a number from 1 on"),
         ("baseline-L", "registers=-1", "registers is a number from 0 on"),
