@@ -11,6 +11,7 @@ import typer
 
 from sinklab import terminal
 from sinklab.cli_train_lm import train_lm_command
+from sinklab.cli_train_vit import train_vit_command
 from sinklab.errors import InputError
 from sinklab.settings import seed_numbers
 
@@ -96,3 +97,4 @@ def train_task(
 for name, words in TASKS.items():
     app.command(name, help=words)(train_task)
 app.command("lm")(train_lm_command)
+app.command("vit")(train_vit_command)

@@ -196,7 +196,7 @@ def _in_workers(
         collate_fn=_as_it_is,  # type: ignore[arg-type]  # without batching it is given one item, not a list
         pin_memory=pin_memory,
         prefetch_factor=AHEAD,
-        multiprocessing_context=_start_method(),
+        multiprocessing_context=start_method(),
         worker_init_fn=_leave_interrupts_to_the_parent,
     )
     try:
@@ -210,7 +210,7 @@ def _in_workers(
         ) from error
 
 
-def _start_method() -> BaseContext:
+def start_method() -> BaseContext:
     """A fork server that has the libraries loaded already: workers start at once. Elsewhere "spawn"."""
     from torch import multiprocessing
 

@@ -17,7 +17,7 @@ from sinklab.errors import InputError
 
 INIT_STD = 0.02
 EPSILON = 1e-12
-GATES = ("learned", "uniform")
+GATES = ("learned", "hier", "uniform")
 DENOMINATORS = ("gradient", "stopgrad")
 RATIOS = ("batch", "example")
 
@@ -26,19 +26,22 @@ class GlobalPathway(nn.Module):
     """Eq. 4 on a layer's normalised tokens: [B N C] → update [B N C]."""
 
     def __init__(self, dim: int, state_dim: int, *, gate: str = "learned") -> None:
-        """`gate` is "learned", or "uniform" for γ ≡ 1 (App. E.1). Raises InputError for anything else."""
+        """`gate` is "learned"; "hier" for γ = sigmoid(a) · softmax(r)₁ with (a, r₀, r₁) = w_γ·h + b_γ, which row 4 of
+        Table 1 was trained with; or "uniform" for γ ≡ 1 (App. E.1). Raises InputError for anything else.
+        """
         super().__init__()
         if gate not in GATES:
             raise InputError(f"A pathway's gate is one of {', '.join(GATES)}, not {gate!r}.")
         self.pool = nn.Linear(dim, 1, bias=False)  # w_P
         self.value = nn.Linear(dim, state_dim, bias=False)  # W_VG
         self.out = nn.Linear(state_dim, dim, bias=False)  # W_OG
-        self.recipient = nn.Linear(dim, 1) if gate == "learned" else None  # w_γ, b_γ
+        rows = {"learned": 1, "hier": 3, "uniform": 0}[gate]
+        self.recipient = nn.Linear(dim, rows) if rows else None  # w_γ, b_γ
         for part in (self.pool, self.value, self.out, self.recipient):
             if part is not None:
                 nn.init.trunc_normal_(part.weight, std=INIT_STD)
         if self.recipient is not None:
-            nn.init.zeros_(self.recipient.bias)  # γ = 0.5 at the start
+            nn.init.zeros_(self.recipient.bias)  # γ = 0.5 at the start, or 0.25 where it is hier
 
     def weights(self, h: Tensor) -> Tensor:
         """π [B N]: how much each token gives to the state."""
@@ -51,7 +54,12 @@ class GlobalPathway(nn.Module):
 
     def gate(self, h: Tensor) -> Tensor:
         """γ [B N 1]: how much each token takes."""
-        return h.new_ones(*h.shape[:2], 1) if self.recipient is None else torch.sigmoid(self.recipient(h))
+        if self.recipient is None:
+            return h.new_ones(*h.shape[:2], 1)
+        openness, *routes = self.recipient(h).split(1, dim=-1)
+        if not routes:
+            return torch.sigmoid(openness)
+        return torch.sigmoid(openness) * torch.softmax(torch.cat(routes, -1), dim=-1)[..., 1:]
 
     def forward(self, h: Tensor, state: Tensor | None = None) -> Tensor:
         """The update γ_i W_OG g; `state` [B G] stands in for the tokens' own g."""

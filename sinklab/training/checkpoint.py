@@ -19,7 +19,10 @@ FORMAT = "sinklab-training-1"
 
 
 def save_checkpoint(path: Path, recipe: Recipe, step: int) -> None:
-    """Write the state after `step` steps; a reader finds the old file or the new one. Raises WriteError."""
+    """Write the state after `step` steps; a reader finds the old file or the new one. Raises WriteError.
+
+    All ranks have to call it: a sharded state is gathered, and the first rank writes.
+    """
     from safetensors.torch import save
 
     state = recipe.optimizer.state_dict()
@@ -41,9 +44,17 @@ def save_checkpoint(path: Path, recipe: Recipe, step: int) -> None:
         "numbers": numbers,
     }
     # every tensor a copy of its own: safetensors refuses tensors that share memory, as tied weights do
-    whole = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
-    with atomically(path) as stream:
-        stream.write(save(whole, metadata={"sinklab": json.dumps(about)}))
+    gathered = {name: whole(value).cpu().clone().contiguous() for name, value in tensors.items()}
+    if recipe.ranks.first:
+        with atomically(path) as stream:
+            stream.write(save(gathered, metadata={"sinklab": json.dumps(about)}))
+    recipe.ranks.wait()  # no rank reads, or ends, before the file is there
+
+
+def whole(value: Tensor) -> Tensor:
+    """A tensor itself, or gathered from all ranks if it is sharded over them; without gradients."""
+    full = getattr(value, "full_tensor", None)
+    return value.detach() if full is None else full().detach()
 
 
 def load_checkpoint(path: Path, recipe: Recipe) -> int:
@@ -72,11 +83,28 @@ def load_checkpoint(path: Path, recipe: Recipe) -> int:
     for name, value in tensors.items():
         kind, _, rest = name.partition(".")
         parts[kind][rest] = value
-    recipe.model.load_state_dict(parts["model"])
-    recipe.optimizer.load_state_dict(_optimizer_state(about, parts["optimizer"]))
+    own = recipe.model.state_dict()
+    recipe.model.load_state_dict({name: _like(value, own.get(name)) for name, value in parts["model"].items()})
+    held = _optimizer_state(about, parts["optimizer"])
+    trained = [parameter for group in recipe.optimizer.param_groups for parameter in group["params"]]
+    for index, entries in held["state"].items():
+        for name, value in entries.items():
+            if isinstance(value, Tensor) and value.shape == trained[index].shape:
+                entries[name] = _like(value, trained[index])
+    recipe.optimizer.load_state_dict(held)
     for name, generator in recipe.generators.items():
         generator.set_state(parts["generator"][name])
     return int(about["step"])
+
+
+def _like(value: Tensor, present: Tensor | None) -> Tensor:
+    """The value, sharded over the ranks as the one it stands for is."""
+    if present is None or not hasattr(present, "device_mesh"):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh: Any = present.device_mesh
+    return distribute_tensor(value.to(present.device), mesh, present.placements)  # type: ignore[attr-defined]
 
 
 def _optimizer_state(about: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -88,13 +116,18 @@ def _optimizer_state(about: dict[str, Any], tensors: dict[str, Tensor]) -> dict[
     return {"state": state, "param_groups": groups}
 
 
-def save_model(path: Path, model: torch.nn.Module, config: dict[str, Any]) -> None:
-    """The weights alone as safetensors, and beside them, as .json, the config that made them. Raises WriteError."""
+def save_model(path: Path, model: torch.nn.Module, config: dict[str, Any], *, writes: bool = True) -> None:
+    """The weights alone as safetensors, and beside them, as .json, the config that made them. Raises WriteError.
+
+    All ranks have to call it, the ones that do not write with `writes` False.
+    """
     from safetensors.torch import save
 
     from sinklab.settings import plain
 
-    weights = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
+    weights = {name: whole(value).cpu().clone().contiguous() for name, value in model.state_dict().items()}
+    if not writes:
+        return
     with atomically(path) as stream:
         stream.write(save(weights))
     with atomically(path.with_suffix(".json")) as stream:

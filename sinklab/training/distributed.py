@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -40,6 +40,14 @@ class Ranks:
         """Until every process is here."""
         if self.world > 1:
             torch.distributed.barrier()
+
+    def unsynchronised(self) -> AbstractContextManager[Any]:
+        """Within, backward leaves each process's gradients where they are: for all but a step's last batch."""
+        return nullcontext()
+
+    def reduce(self, gradients: Iterable[Tensor]) -> None:
+        """Make each process's gradients the mean over the processes."""
+        self.average(gradients)
 
     def average(self, tensors: Iterable[Tensor]) -> None:
         """Put the mean over the processes into each tensor; all have the same tensors in the same order."""

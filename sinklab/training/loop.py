@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class Recipe:
     steps: int
     """Optimisation steps in all."""
     batch: Callable[[int], Any]
-    """Step number (from 0) → what `loss` takes."""
+    """Batch number (from 0) → what `loss` takes; batch and step have one number unless steps accumulate."""
     loss: Callable[[Any], Mapping[str, Tensor]]
     """A batch → scalars; "total" is what is minimised, all others are recorded."""
     rate: Callable[[int], float] = lambda step: 1.0
@@ -58,12 +58,16 @@ class Recipe:
     """Of the settings; a checkpoint of other settings is refused."""
     compile: bool = False
     """Compile `loss` with torch.compile."""
+    accumulate: int = 1
+    """Batches in a step, over which gradients and numbers are averaged."""
+    after: Callable[[int], None] | None = None
+    """Steps done → whatever has to happen then (validation, weights to keep), before any checkpoint."""
     ranks: Ranks = field(default_factory=Ranks)
     """The processes that train together, each on its share of a batch: gradients and scalars are averaged over them,
     the first alone writes. Every recipe's `total` is weighted so that the plain average is the whole batch's."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "score_every", "record_every", "checkpoint_every"):
+        for name in ("steps", "score_every", "record_every", "checkpoint_every", "accumulate"):
             if getattr(self, name) < 1:
                 raise InputError(f"A recipe's {name} is at least 1; {getattr(self, name)} was given.")
 
@@ -120,7 +124,7 @@ def train(
             factor = recipe.rate(done)
             for group, rate in zip(recipe.optimizer.param_groups, rates, strict=True):
                 group["initial_lr"], group["lr"] = rate, rate * factor
-            scalars = _step(recipe, loss_of, recipe.batch(done))
+            scalars = _step(recipe, loss_of, done)
             done += 1
             if done % recipe.score_every == 0 or done == recipe.steps:
                 metrics.scores(recipe, done)
@@ -130,32 +134,37 @@ def train(
                     pace = (time.monotonic() - started) / (done - first)
                     left = pace * (end - done)
                     progress(_progress(recipe, done, metrics, left))
+            if recipe.after is not None:
+                recipe.after(done)
             if done % recipe.checkpoint_every == 0 and done < end:
                 metrics.flush()
-                _save(recipe, folder, done)
+                save_checkpoint(folder / CHECKPOINT, recipe, done)
         metrics.flush()
         if done > first or not (folder / CHECKPOINT).is_file():
-            _save(recipe, folder, done)
+            save_checkpoint(folder / CHECKPOINT, recipe, done)
     if stopped:
         name = asked_to_stop[0].name if asked_to_stop else "another process"
         raise Stopped(f"stopped by {name} after {done} of {recipe.steps} steps")
     return metrics.last
 
 
-def _save(recipe: Recipe, folder: Path, done: int) -> None:
-    if recipe.ranks.first:
-        save_checkpoint(folder / CHECKPOINT, recipe, done)
-
-
-def _step(recipe: Recipe, loss_of: Callable[[Any], Mapping[str, Tensor]], batch: Any) -> Mapping[str, Tensor]:
-    scalars = loss_of(batch)
+def _step(recipe: Recipe, loss_of: Callable[[Any], Mapping[str, Tensor]], step: int) -> Mapping[str, Tensor]:
     recipe.optimizer.zero_grad(set_to_none=True)
-    scalars["total"].backward()  # type: ignore[no-untyped-call]
-    recipe.ranks.average(p.grad for p in recipe.model.parameters() if p.grad is not None)
+    seen: list[Mapping[str, Tensor]] = []
+    for i in range(recipe.accumulate):
+        waits = i + 1 < recipe.accumulate
+        with recipe.ranks.unsynchronised() if waits else nullcontext():
+            scalars = loss_of(recipe.batch(step * recipe.accumulate + i))
+            total = scalars["total"] / recipe.accumulate if recipe.accumulate > 1 else scalars["total"]
+            total.backward()  # type: ignore[no-untyped-call]
+        seen.append({name: value.detach() for name, value in scalars.items()})
+    recipe.ranks.reduce(p.grad for p in recipe.model.parameters() if p.grad is not None)
     if recipe.clip is not None:
         nn.utils.clip_grad_norm_(recipe.model.parameters(), recipe.clip)
     recipe.optimizer.step()
-    return scalars
+    if len(seen) == 1:
+        return seen[0]
+    return {name: torch.stack([scalars[name] for scalars in seen]).mean(0) for name in seen[0]}
 
 
 def _progress(recipe: Recipe, done: int, metrics: _Metrics, left: float) -> Progress:
@@ -169,6 +178,7 @@ class _Metrics:
     def __init__(self, path: Path, done: int, *, silent: bool = False) -> None:
         self.last: dict[str, float] = {}
         self.score: dict[str, float] = {}
+        self._scored = 0
         self._path, self._waiting = path, []  # type: tuple[Path, list[str]]
         self._silent = silent
         kept = [line for line in read_metrics(path) if line["step"] <= done] if done and path.is_file() else []
@@ -185,6 +195,7 @@ class _Metrics:
             return
         with torch.no_grad():
             self.score = {name: float(value) for name, value in recipe.score(done).items()}
+            self._scored = done
         if done % recipe.record_every and done != recipe.steps:
             self._waiting.append(json.dumps({"step": done, **self.score}))
 
@@ -196,7 +207,7 @@ class _Metrics:
                 f"The loss is {values['total']} after {done} steps: the training has diverged. Try a smaller learning "
                 "rate."
             )
-        self.last = {"step": done, **values, "rate": factor, **self.score}
+        self.last = {"step": done, **values, "rate": factor, **(self.score if self._scored == done else {})}
         self._waiting.append(json.dumps(self.last))
         if len(self._waiting) >= 100:
             self.flush()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sinklab.data.toy import BroadcastTask
+from sinklab.data.toy import BroadcastTask, ToyTask
 from sinklab.models.toy import ToyModel
 from sinklab.training.toy_edits import LayerRecord, layers_of, run_model
 from sinklab.training.toy_measure import interaction

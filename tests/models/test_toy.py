@@ -118,5 +118,5 @@ def test_the_state_is_the_pooled_value() -> None:
 
 
 def test_an_unknown_gate_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match="learned, uniform, not 'open'"):
+    with pytest.raises(InputError, match="learned, hier, uniform, not 'open'"):
         GlobalPathway(4, 4, gate="open")

@@ -1,0 +1,106 @@
+"""`sinklab train vit`: the options of the command line, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sinklab import terminal
+from sinklab.errors import InputError
+from sinklab.settings import seed_numbers
+
+
+def train_vit_command(
+    config: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="VARIANT-SIZE such as baseline-L or global-penalty-tiny; repeatable."),
+    ] = None,
+    images: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data", metavar="SOURCE", help="Folder of class folders, or WebDataset shards; default: built-in images."
+        ),
+    ] = None,
+    validation: Annotated[
+        list[str] | None, typer.Option(metavar="SOURCE", help="Images to validate on; default: those of --data.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="RUN", help="The run folder; default runs/NAME.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the config; repeatable.")
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(help="Seeds like 0-2 or 0,5: first weights, order, views and directions.")
+    ] = "0",
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read images and make their views.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N, mps; meta with --steps.")] = "auto",
+    compile: Annotated[bool, typer.Option("--compile", help="Compile the network with torch.compile.")] = False,
+    shard: Annotated[
+        bool, typer.Option("--fsdp", help="Under torchrun: share the weights out (FSDP2), for G.")
+    ] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="A dry run of so many steps on random pixels, one image a step; writes nothing."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
+) -> None:
+    """Train vision transformers under LeJEPA: plain, with registers, gated, or with a global pathway and its penalty.
+
+    Start it with torchrun to use several GPUs: torchrun --nproc-per-node 4 -m sinklab train vit …
+    """
+    names = config or ["baseline-tiny"]
+    output = output or Path("runs") / (names[0] if len(names) == 1 else "vit")
+    with terminal.errors_as_sentences(
+        lambda: f"What was trained is kept in {output}: the same command with --resume goes on."
+    ):
+        if resume and overwrite:
+            raise InputError("--resume goes on with a run and --overwrite replaces it: give one of them.")
+        from sinklab.training.vit_config import make_config
+
+        chosen = [make_config(name, changes or ()) for name in names]
+        numbers = seed_numbers(seeds)
+        if steps is not None:
+            from sinklab.training.vit_dry_run import dry_run
+
+            for one in chosen:
+                print(json.dumps(dry_run(one, steps=steps, device="cpu" if device == "auto" else device)))
+            return
+        from sinklab.device import pick_device
+        from sinklab.training.vit import train_vit
+        from sinklab.watching import sink_scores
+
+        shown = scored = None
+        if images:
+            from sinklab.data.labelled import photographs
+
+            shown = photographs(images)
+            scored = photographs(validation, classes=shown.classes or None) if validation else None
+        elif validation:
+            raise InputError("--validation belongs to --data: the built-in images bring their own.")
+        members = [f"seed-{seed}/{one.name}" for seed in numbers for one in chosen]
+        with terminal.training(members) as tell:
+            run = train_vit(
+                output,
+                chosen,
+                shown,
+                validation=scored,
+                seeds=numbers,
+                device=pick_device(device),
+                workers=workers,
+                compile=compile,
+                shard=shard,
+                resume=resume,
+                overwrite=overwrite,
+                command=["sinklab", *sys.argv[1:]],
+                score=sink_scores,
+                progress=lambda name, state: tell(name, state.step, state.steps, state.loss, {}, state.seconds_left),
+            )
+        if run is not None and os.environ.get("RANK", "0") == "0":
+            print(run.path / "tables/training.csv")

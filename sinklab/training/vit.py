@@ -1,0 +1,195 @@
+"""Training vision transformers under LeJEPA, one process or many, into a run folder.
+
+A run folder holds, for each seed and config, `training/seed-S/VARIANT-SIZE/` with metrics.jsonl, validation.jsonl,
+checkpoint.safetensors (the whole state), model.safetensors with model.json (the last weights and what made them),
+best.safetensors and epoch-EEEE.safetensors alike, and evaluation.json; tables/training.csv has all evaluations.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sinklab.data.procedural import ProceduralImages
+from sinklab.errors import InputError
+from sinklab.run import Run, library_versions
+from sinklab.training.checkpoint import save_model
+from sinklab.training.distributed import Ranks, together
+from sinklab.training.joined import first
+from sinklab.training.loop import Progress, train
+from sinklab.training.vit_config import ViTConfig
+from sinklab.training.vit_evaluate import Score
+from sinklab.training.vit_feed import Pictures
+from sinklab.training.vit_member import Member, build_feed, build_recipe, evaluated
+
+FOLDER = "training"
+
+
+def train_vit(
+    path: str | Path,
+    configs: Sequence[ViTConfig],
+    images: Pictures | None = None,
+    *,
+    validation: Pictures | None = None,
+    seeds: Sequence[int] = (0,),
+    device: str = "cpu",
+    workers: int = 0,
+    compile: bool = False,
+    shard: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    command: Sequence[str] = (),
+    score: Score | None = None,
+    progress: Callable[[str, Progress], None] | None = None,
+) -> Run | None:
+    """Train every config with every seed into the run folder `path`; the run, or None on ranks that do not write.
+
+    Without `images` the built-in set is used, for training and validation; without `validation` the training images
+    are scored. `resume` skips what is finished and goes on within what is not. `score` is called every `score_every`
+    steps with the network and a fixed batch. Raises InputError for what cannot be, WriteError where the folder cannot
+    be written, and Stopped after SIGTERM or Ctrl-C.
+    """
+    _require_different(configs, seeds)
+    with together(device) as (ranks, own_device):
+        members = []
+        for seed in seeds:
+            for config in configs:
+                shown, scored = _pictures(config, images, validation)
+                members.append(
+                    Member(
+                        config=config,
+                        seed=seed,
+                        images=shown,
+                        validation=scored,
+                        folder=Path(path) / FOLDER / f"seed-{seed}" / config.name,
+                        device=own_device,
+                        ranks=ranks,
+                        workers=workers,
+                        compile=compile,
+                        shard=shard,
+                        score=score,
+                    )
+                )
+        for member in members:  # what cannot be is said before anything is written
+            build_feed(member)
+        settings = {
+            "kind": "vit",
+            "configs": {config.name: asdict(config) for config in configs},
+            "seeds": list(seeds),
+            "images": {member.config.name: [member.images.sha256, member.validation.sha256] for member in members},
+        }
+        run = first(ranks, lambda: Run.create(path, settings=settings, overwrite=overwrite, resume=resume))
+        try:
+            if run is not None:
+                _begin(run, members, ranks, command)
+            for member in members:
+                if not ranks.any((member.folder / "evaluation.json").is_file()):
+                    _train_member(run, member, resume, progress)
+            if run is not None:
+                _write_table(run, members)
+                run.update(status="complete")
+            ranks.wait()
+        finally:
+            if run is not None:
+                run.close()
+    return run
+
+
+def _require_different(configs: Sequence[ViTConfig], seeds: Sequence[int]) -> None:
+    names = [config.name for config in configs]
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"A run trains different configs, one at least; {', '.join(names) or 'none'} came.")
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise InputError(f"Seeds are different numbers from 0 on; {list(seeds)} was given.")
+
+
+def _pictures(config: ViTConfig, images: Pictures | None, validation: Pictures | None) -> tuple[Pictures, Pictures]:
+    if images is not None:
+        return images, validation or images
+    drawn = min(config.validation_images, config.procedural)
+    return (
+        ProceduralImages(count=config.procedural, size=config.image),
+        validation or ProceduralImages(count=drawn, size=config.image, split="validation"),
+    )
+
+
+def _begin(run: Run, members: Sequence[Member], ranks: Ranks, command: Sequence[str]) -> None:
+    before, notes = run.config.get("world"), list(run.config.get("notes", []))
+    if before not in (None, ranks.world):
+        notes.append(
+            f"Begun by {before} processes and gone on with by {ranks.world}: the batches, views and directions are the "
+            "same; what drop path leaves out is drawn anew, and sums are taken in another order."
+        )
+    run.update(
+        status="running",
+        command=list(command),
+        purpose="training",
+        versions=library_versions(["sinklab", "torch", "torchvision"]),
+        members=[member.name for member in members],
+        world=ranks.world,
+        notes=notes,
+        pictures={member.config.name: len(member.images) for member in members},
+    )
+
+
+def _train_member(
+    run: Run | None, member: Member, resume: bool, progress: Callable[[str, Progress], None] | None
+) -> None:
+    recipe, model, feed = build_recipe(member)
+    if run is not None:
+        (member.folder).mkdir(parents=True, exist_ok=True)
+    began, done = time.monotonic(), _steps_done(member.folder) if resume else 0
+    told = None if progress is None or run is None else lambda state: progress(member.name, state)
+    last = train(recipe, member.folder, resume=resume, progress=told)
+    seconds = time.monotonic() - began
+    found = evaluated(member, model)
+    described = {**member.settings(), "step": recipe.steps, "validation": found}
+    save_model(member.folder / "model.safetensors", model.vit, described, writes=run is not None)
+    if run is None:
+        return
+    shown = (recipe.steps - done) * member.config.batch
+    timings = {"train_seconds": seconds, "images_per_second": shown / seconds if shown else None}
+    run.update(
+        timings={**run.config.get("timings", {}), member.name: timings},  # of the last session
+        final={**run.config.get("final", {}), member.name: last},
+        unreadable={**run.config.get("unreadable", {}), member.name: sorted(feed.skipped)},
+    )
+    run.write_json(f"{FOLDER}/{member.name}/evaluation.json", _rows(found))  # last: with it the member is finished
+
+
+def _steps_done(folder: Path) -> int:
+    """Steps in the checkpoint that is gone on from; 0 without one."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(folder / "checkpoint.safetensors", framework="pt") as file:
+            return int(json.loads(file.metadata()["sinklab"])["step"])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return 0
+
+
+def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row a number: metric, layer (empty for the whole network), value."""
+    rows = [
+        {"metric": name, "layer": None, "value": found[name]}
+        for name in ("images", "probe_accuracy", "probe_loss")
+        if found[name] is not None
+    ]
+    return rows + [
+        {"metric": "common_mode", "layer": layer, "value": value} for layer, value in enumerate(found["common_mode"])
+    ]
+
+
+def _write_table(run: Run, members: Sequence[Member]) -> None:
+    import pandas as pd
+
+    rows = []
+    for member in members:
+        saved = json.loads((member.folder / "evaluation.json").read_text(encoding="utf-8"))
+        rows += [{"seed": member.seed, "arm": member.config.name, **row} for row in saved]
+    table = pd.DataFrame(rows)
+    run.write_table("tables/training.csv", table.assign(layer=table["layer"].astype("Int64")))

@@ -1,0 +1,98 @@
+"""`sinklab train vit` as it is typed: what it writes, how it goes on, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from command_line import environment, in_process, write_pictures
+
+from sinklab.models.vit_file import read_vit
+from sinklab.training.loop import read_metrics
+from sinklab.training.vit_config import VARIANTS
+
+SETTINGS = (
+    *("image=16", "dim=12", "depth=2", "heads=2", "views=2", "projector_hidden=8", "projector_dim=4", "slices=8"),
+    *("batch=4", "epochs=1", "warmup_epochs=0.5", "procedural=8", "validation_images=4", "score_images=2"),
+    *("score_every=2", "record_every=1"),
+)
+SMALL = ["vit", "--device", "cpu", *(word for change in SETTINGS for word in ("--set", change))]
+
+
+def test_every_named_variant_trains_and_leaves_a_model_and_its_sink_counts(tmp_path: Path) -> None:
+    names = [word for variant in VARIANTS for word in ("--config", f"{variant}-tiny")]
+    ended = in_process("train", *SMALL, *names, "-o", tmp_path / "run")
+    assert ended.returncode == 0, ended.stderr
+    table = pd.read_csv(ended.stdout.strip())
+    assert set(table["arm"]) == {f"{variant}-tiny" for variant in VARIANTS}
+    for variant in VARIANTS:
+        member = tmp_path / "run/training/seed-0" / f"{variant}-tiny"
+        model, saved = read_vit(member / "model.safetensors")
+        assert (saved["arm"], model.shape.registers) == (variant, 4 if variant.endswith("registers") else 0)
+        last = read_metrics(member / "metrics.jsonl")[-1]
+        assert {"relaxed_nop", "strict_broadcast", "max_inflow_1", "common_mode_1"} <= last.keys()
+
+
+def test_photographs_with_a_folder_a_class_are_trained_on_and_unreadable_ones_counted(tmp_path: Path) -> None:
+    for name in ("cats", "dogs"):
+        write_pictures(tmp_path / "photos" / name, 4)
+    (tmp_path / "photos/cats/000.png").write_bytes(b"damaged")
+    words = ["--data", tmp_path / "photos", "--config", "registers-tiny", "-o", tmp_path / "run"]
+    ended = in_process("train", *SMALL, *words)
+    assert ended.returncode == 0, ended.stderr
+    config = json.loads((tmp_path / "run/run.json").read_text())
+    assert config["unreadable"]["seed-0/registers-tiny"] == ["cats/000.png"]
+    saved = json.loads((tmp_path / "run/training/seed-0/registers-tiny/model.json").read_text())
+    assert saved["classes"] == ["cats", "dogs"]
+
+
+def test_a_dry_run_writes_nothing_and_tells_what_it_saw(tmp_path: Path) -> None:
+    ended = in_process("train", *SMALL, "--config", "global-penalty-tiny", "--steps", "2", "-o", tmp_path / "run")
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    assert told["steps"] == 2 and told["terms"]["penalty"] > 0
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--config", "baseline-XL"], "There is no vision transformer 'baseline-XL'"),
+        (["--set", "stepz=3"], "nothing called 'stepz' to set"),
+        (["--set", "batch=64"], "There are 8 training images, fewer than one batch of 64"),
+        (["--data", "nowhere"], "There is no file or folder nowhere"),
+        (["--validation", "nowhere"], "--validation belongs to --data"),
+        (["--seeds", "a"], "--seeds is like 0-4 or 0,2,5, not 'a'."),
+        (["--resume", "--overwrite"], "give one of them"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence_and_no_folder(
+    tmp_path: Path, words: list[str], sentence: str
+) -> None:
+    ended = in_process("train", *SMALL, *words, "-o", tmp_path / "run")
+    assert ended.returncode == 2
+    assert sentence in ended.stderr and "Traceback" not in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_training_that_is_terminated_says_how_to_go_on_and_goes_on(tmp_path: Path) -> None:
+    words = ["train", *SMALL, "--set", "epochs=40", "-o", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "sinklab", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
+        assert process.stderr is not None
+        process.stderr.readline()  # the first line of progress: training is on its way
+        process.send_signal(signal.SIGTERM)
+        said = process.stderr.read()
+    assert process.returncode == 130
+    assert "stopped. What was trained is kept" in said and "--resume" in said
+    assert (tmp_path / "run/training/seed-0/baseline-tiny/checkpoint.safetensors").is_file()
+    ended = in_process(*words, "--resume")
+    assert ended.returncode == 0, ended.stderr
+    steps = [line["step"] for line in read_metrics(tmp_path / "run/training/seed-0/baseline-tiny/metrics.jsonl")]
+    assert steps == list(range(1, 81)) and os.path.isfile(ended.stdout.strip())
