@@ -71,6 +71,12 @@ def diagnose(
             help="Files, folders, @list.txt, WebDataset .tar shards (glob or {000..009}), or demo (the default).",
         ),
     ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            help="Language models: stdlib, enwik8=PATH, a file or a folder; by default what they learned from."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="RUN", help="The run folder; default runs/MODEL.")
     ] = None,
@@ -124,6 +130,7 @@ def diagnose(
     folder = output or Path("runs") / safe_name(model)
     with terminal.errors_as_sentences(lambda: _how_to_go_on(folder, overwrite)):
         options = {
+            "text": text,
             "rule": _rule(rule, attention, fraction, epsilon, mass),
             "definition": definition.value,
             "layers": layer_numbers(layers),

@@ -72,6 +72,7 @@ def diagnose(
     images: str | Path | Sequence[str | Path] | InputList | None = None,
     output: str | Path | None = None,
     *,
+    text: str | Path | None = None,
     rule: SinkRule | str | None = None,
     definition: SinkDefinition | str = "causal",
     layers: str | Sequence[int] | None = None,
@@ -96,6 +97,7 @@ def diagnose(
         model: a handle from `load` or `attach`, a name for `load`, or an nn.Module for `attach`.
         images: files, folders, `@list.txt`, tar shards, "demo"; one or several; or an ImageList. None is the demo
             photographs or, for a model of sequences, its own.
+        text: for a language model: "stdlib", "enwik8=PATH", a file or a folder; its validation split is read.
         output: the run folder, `runs/` and the model's name if not given; it must be new, unless `resume` or
             `overwrite`.
         rule: when a head counts as sunk, or its name (default `SinkRule.relaxed()`; a controlled model may have another
@@ -141,7 +143,7 @@ def diagnose(
         found = find_images(images, limit=limit, seed=seed)  # before the model: it is the quicker error
     model = as_model(model)
     require_precision(model, dtype)
-    found = find_inputs(model, found, limit=limit, seed=seed)
+    found = find_inputs(model, found, text=text, limit=limit, seed=seed)
     options = options.fitting(model, rule=rule is None, batch_size=batch_size is None)
     with ranks() as own:
         if device is not None:

@@ -1,25 +1,40 @@
-"""What a model is shown: pictures for a vision model, drawn sequences for a controlled one; and how it is shown them.
+"""What a model is shown: pictures, a controlled task's sequences, or windows of a text; and how it is shown them.
 
 `models` says what a model takes and `data` what there is; this is where they meet.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import InputError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sinklab.data.input_list import InputList, View
     from sinklab.handle import Model
+    from sinklab.models.loaded import SequenceInput
 
 
-def find_inputs(model: Model, given: InputList | None = None, *, limit: int | None = None, seed: int = 0) -> InputList:
-    """The inputs that were given or, for None, a model's own: the demo photographs, a controlled task's sequences.
+def find_inputs(
+    model: Model,
+    given: InputList | None = None,
+    *,
+    text: str | Path | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+) -> InputList:
+    """The inputs that were given or, for None, the model's own.
 
+    Those are the demo photographs, a controlled task's sequences or, of a language model, windows of a text: the one
+    named, or that which the model was trained on, where that can be found (the standard library's source).
     Raises InputError where they are not what the model reads, and NotFoundError where there are none.
     """
     wanted = model.loaded.sequences
+    if text is not None and (wanted is None or wanted.task is not None):
+        raise InputError(f"{model.name} reads {'images' if wanted is None else 'its task'}, not a text.")
     if given is not None:
         if (given.noun == "image") != (wanted is None):
             reads = "images" if wanted is None else "sequences"
@@ -29,10 +44,24 @@ def find_inputs(model: Model, given: InputList | None = None, *, limit: int | No
         from sinklab.data.images import find_images
 
         return find_images(["demo"], limit=limit, seed=seed)
-    from sinklab.data.toy_sequences import toy_sequences
+    if wanted.task is not None:
+        from sinklab.data.toy_sequences import toy_sequences
 
-    assert wanted.task is not None
-    return toy_sequences(wanted.task).sample(limit, seed=seed)
+        return toy_sequences(wanted.task).sample(limit, seed=seed)
+    return _windows(wanted, text, limit)
+
+
+def _windows(wanted: SequenceInput, text: str | Path | None, limit: int | None) -> InputList:
+    from sinklab.data.text import open_text
+    from sinklab.data.text_sequences import text_sequences
+
+    if text is None and wanted.text not in (None, "stdlib"):
+        raise InputError(f"The model was trained on {wanted.text}: name that text, or another, with --text.")
+    opened = open_text("stdlib" if text is None else text)
+    if wanted.vocabulary is not None:
+        opened = opened.numbered_by(bytes(wanted.vocabulary))
+    named = replace(opened, name="stdlib" if text is None else str(text))
+    return text_sequences(named, wanted.tokens, limit=limit)
 
 
 def view_for(model: Model, size: int | str) -> View:

@@ -172,7 +172,9 @@ def _images(run: Diagnosis, model: Model, images: Any) -> InputList:
     seed = run.config["seeds"]["images"]
     pictures = images or (about["sources"] if model.loaded.sequences is None else None)
     given = None if pictures is None else find_images(pictures, limit=limit, seed=seed)
-    found = find_inputs(model, given, limit=limit, seed=seed)
+    own = model.loaded.sequences
+    text = about["sources"][0] if own is not None and own.task is None and given is None else None
+    found = find_inputs(model, given, text=text, limit=limit, seed=seed)
     if found.sha256 == about["list_sha256"]:
         check_unchanged(run, found)
     else:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sinklab.models.request import Request
 
-FORMATS = ("sinklab-toy-1",)
+FORMATS = ("sinklab-toy-1", "sinklab-lm-1")
 WEIGHTS = "model.safetensors"
 
 
@@ -75,7 +75,10 @@ def load_trained(path: Path, request: Request) -> Loaded:
     """The model of a weights file that sinklab wrote."""
     if request.weights is not None or request.random_weights:
         raise InputError(f"{path} is a trained model itself: give neither another weights file nor random weights.")
-    return load_toy_model(path, {**request.saved(), "name": str(path.resolve())}, name=_short(path))
+    saved, name = {**request.saved(), "name": str(path.resolve())}, _short(path)
+    if saved_format(path) == "sinklab-lm-1":
+        return load_language_model(path, saved, name=name)
+    return load_toy_model(path, saved, name=name)
 
 
 def load_shipped(name: str, request: Request) -> Loaded:
@@ -132,6 +135,37 @@ def load_toy_model(path: Path, saved_request: dict[str, Any], *, name: str) -> L
     )
 
 
+def load_language_model(path: Path, saved_request: dict[str, Any], *, name: str) -> Loaded:
+    """A byte-level language model: the first token is told apart, and the answers are next-byte distributions."""
+    from sinklab.models.describe import provenance
+    from sinklab.models.lm_file import read_lm
+
+    held = read_lm(path)
+    module, about = held.model.requires_grad_(False), held.saved
+    return Loaded(
+        module=module,
+        tokens=TokenMap.sequence(("bos",), ordinary="text"),
+        preprocessing=None,
+        provenance=provenance(
+            module,
+            name=name,
+            family="lm",
+            architecture=f"{type(module).__name__} ({about['config']['name']})",
+            source=f"trained by sinklab on {about['text']['name']}, seed {about['seed']}, {about['step']} steps",
+            sha256=_sha256(path),
+            request=saved_request,
+        ),
+        forward=_final,
+        classify=_readout,
+        sequences=SequenceInput(
+            tokens=held.context,
+            vocabulary=tuple(held.symbols),
+            text=about["text"]["name"],
+            together=4,
+        ),
+    )
+
+
 def forward_sequences(module: nn.Module, sequences: Tensor) -> Tensor:
     """Sequences [B N C] → the stream after the last layer [B N C]."""
     tokens: Tensor = module(sequences)
@@ -151,3 +185,15 @@ def _short(path: Path) -> str:
         at = len(parts) - 1 - parts[::-1].index("training")
         return "/".join((*parts[at - 1 : at], *parts[at + 1 :]))
     return path.stem
+
+
+def _final(module: Any, ids: Tensor) -> Tensor:
+    """Token ids [B N] → what the readout is linear in [B N C]."""
+    tokens: Tensor = module.final(ids)
+    return tokens
+
+
+def _readout(module: Any, final: Tensor) -> Tensor:
+    """[B N C] → logits [B N V]."""
+    logits: Tensor = module.readout(final)
+    return logits

@@ -95,6 +95,8 @@ class SequenceInput:
     """The bytes that have an id, in their order; None where ids come from a tokenizer, or for vectors."""
     task: dict[str, Any] | None = None
     """Of a controlled model: the kind, seed and config of its task, from which its sequences are drawn."""
+    text: str | None = None
+    """Of a language model: the name of the text that it was trained on."""
     rule: str = "relaxed"
     """The sink rule that fits unless another is asked for."""
     batch_size: int = 16

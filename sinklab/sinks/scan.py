@@ -143,7 +143,7 @@ def scan(
     stream = batches(
         images,
         transform,
-        workers=options.workers,
+        workers=options.workers if images.noun == "image" else 0,  # sequences are read in no time
         skip_batches=done,
         strict=options.strict_images,
         pin_memory=pin,
