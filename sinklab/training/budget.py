@@ -7,7 +7,6 @@ from typing import Any
 
 from sinklab.training.toy_config import VARIANTS, NopBranchConfig, TrainConfig, make_config
 
-
 RECORDING = ("score_every", "score_batch", "record_every", "checkpoint_every")
 """What changes no model and no evaluation."""
 MATTER = (
