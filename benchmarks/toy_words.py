@@ -54,7 +54,7 @@ def _made(entry: dict[str, Any]) -> str:
     checked, held = entry["claims"]["checked"], entry["claims"]["held"]
     said = f" {held} of {checked} claims hold." if checked else ""
     cost = f"{entry['cpu_seconds_a_training']:.0f} CPU seconds a training on one thread"
-    return f"{budget_sentence(entry['budget'])}{said} {cost}, {len(entry['seeds'])} seeds: `{entry['command']}`."
+    return f"{budget_sentence(entry['budget'])}{said} {cost}, {len(entry['seeds'])} seeds:\n`{entry['command']}`"
 
 
 def _cell(row: dict[str, Any], name: str, paper: float | None) -> str:

@@ -162,6 +162,8 @@ def _facts(config: dict[str, Any]) -> list[tuple[str, str]]:
     if "penalty" in own:
         facts.append(("Penalty", f"λ = {own['penalty']:g}, {own['penalty_layers']} over layers, ratio by "
                                  f"{own['penalty_ratio']}, denominator {own['penalty_denominator']}"))  # fmt: skip
+    if budget["chosen"]:
+        facts.append(("Chosen", "; ".join(f"{name} = {_listed(value)}" for name, value in budget["chosen"].items())))
     if timings:
         seconds = [one["train_cpu_seconds"] for one in timings.values()]
         facts.append(("Cost", f"{number(sum(seconds) / len(seconds), 2)} CPU seconds a training, {settings['device']}, "

@@ -24,6 +24,7 @@ EDIT_NAME = {
 EDITS_2 = ("baseline", "zero", "donor", "ordinary", "route", "route_clamped")
 SMALLEST_PLACE = 5
 """Decimals behind which a table does not go."""
+LEAST = 0.5 * 10.0**-SMALLEST_PLACE
 EDITS_3 = ("zero", "donor", "ordinary", "zero_ordinary", "route", "attention_off")
 
 
@@ -199,7 +200,7 @@ def cell(row: Mapping[str, Any], name: str, paper: float | None = None) -> Cell:
 
 def with_error(mean: float, sem: float) -> str:
     """ "0.0234 ± 0.0004": both to the place of the error's first digit, or second where that is a 1."""
-    if isnan(mean) or not sem > 0:
+    if isnan(mean) or not sem >= LEAST:
         return plain(mean)
     power = floor(log10(sem))
     places = min(max((1 if sem / 10.0**power < 2 else 0) - power, 0), SMALLEST_PLACE)
@@ -207,7 +208,9 @@ def with_error(mean: float, sem: float) -> str:
 
 
 def plain(value: float) -> str:
-    """Three digits, in decimals as far as SMALLEST_PLACE."""
+    """Three digits, in decimals as far as SMALLEST_PLACE; one digit and a power of ten below."""
+    if 0 < abs(value) < LEAST:
+        return f"{value:.0e}"
     return f"{value:.{SMALLEST_PLACE}f}" if 0 < abs(value) < 0.001 else number(value, 3)
 
 

@@ -157,7 +157,7 @@ def test_a_number_is_printed_to_the_place_of_its_error() -> None:
     assert with_error(0.02343, 0.00042) == "0.0234 ± 0.0004"
     assert with_error(1.7249, 0.1) == "1.72 ± 0.10"
     assert with_error(0.5, 0.0) == "0.500" and with_error(float("nan"), float("nan")) == "–"
-    assert plain(0.000648) == "0.00065"
+    assert plain(0.000648) == "0.00065" and plain(-2e-9) == with_error(-2e-9, 1e-9) == "-2e-09"
 
 
 def test_limits_are_said_as_they_are_meant() -> None:
