@@ -118,7 +118,7 @@ class TransformerConfig(LanguageModelConfig):
     hidden: int = 344
     init: float = 0.55
     """Matrices are drawn from N(0, init²/dim), those that add to the stream smaller by √(2 layers) (ours: 0.02 at 768
-    channels, as is usual there; 0.02 at 48 channels costs half a bit after 300 steps)."""
+    channels, as is usual there; 0.02 at 48 channels costs nearly half a bit after 300 steps)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
