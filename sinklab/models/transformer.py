@@ -19,8 +19,6 @@ from torch.nn import functional as F
 from sinklab.models.generation import KeyValues, causality
 from sinklab.models.lm_config import TransformerConfig
 
-INIT_STD = 0.02
-
 
 def turns(positions: Tensor, dim: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosine and sine [N D/2] of RoPE's angles at positions [N] (float64, where the device has it)."""
@@ -105,10 +103,11 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(symbols, config.dim)  # E
         self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.dim, eps=1e-6)
+        std = config.init / config.dim**0.5
         for name, weight in self.named_parameters():
             if weight.ndim == 2:  # what adds to the stream is drawn smaller, as 2L such updates add up
                 adds = name.endswith(("out_proj.weight", "down.weight"))
-                nn.init.normal_(weight, std=INIT_STD / (2 * config.layers) ** 0.5 if adds else INIT_STD)
+                nn.init.normal_(weight, std=std / (2 * config.layers) ** 0.5 if adds else std)
 
     def final(self, tokens: Tensor, past: Sequence[KeyValues] | None = None) -> Tensor:
         """The normalised stream after the last layer [B N C], which the readout is linear in."""
