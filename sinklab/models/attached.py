@@ -38,7 +38,7 @@ class _Family:
 
 
 def attached(module: nn.Module, *, tokens: TokenMap | None, preprocessing: Preprocessing | None, name: str) -> Loaded:
-    """The module with its token map: given, or inferred for timm, open_clip, Hugging Face, Meta's DINO and sinklab's own.
+    """The module with its token map: given, or inferred for timm, open_clip, Hugging Face, Meta's and sinklab's own.
 
     Of a whole CLIP the vision tower is taken, of a classifier its backbone. Raises InputError for a class that is
     not known if no token map is given.
