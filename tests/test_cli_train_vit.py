@@ -82,7 +82,7 @@ def test_what_cannot_be_is_refused_with_a_sentence_and_no_folder(
 
 
 def test_a_training_that_is_terminated_says_how_to_go_on_and_goes_on(tmp_path: Path) -> None:
-    words = ["train", *SMALL, "--set", "epochs=40", "-o", str(tmp_path / "run")]
+    words = ["train", *SMALL, "--set", "epochs=20", "-o", str(tmp_path / "run")]
     command = [sys.executable, "-m", "sinklab", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
         assert process.stderr is not None
@@ -95,4 +95,4 @@ def test_a_training_that_is_terminated_says_how_to_go_on_and_goes_on(tmp_path: P
     ended = in_process(*words, "--resume")
     assert ended.returncode == 0, ended.stderr
     steps = [line["step"] for line in read_metrics(tmp_path / "run/training/seed-0/baseline-tiny/metrics.jsonl")]
-    assert steps == list(range(1, 81)) and os.path.isfile(ended.stdout.strip())
+    assert steps == list(range(1, 41)) and os.path.isfile(ended.stdout.strip())

@@ -38,7 +38,7 @@ class _Family:
 
 
 def attached(module: nn.Module, *, tokens: TokenMap | None, preprocessing: Preprocessing | None, name: str) -> Loaded:
-    """The module with its token map (given, or inferred for timm, open_clip, Hugging Face and Meta's DINO classes).
+    """The module with its token map: given, or inferred for timm, open_clip, Hugging Face, Meta's and sinklab's own.
 
     Of a whole CLIP the vision tower is taken, of a classifier its backbone. Raises InputError for a class that is
     not known if no token map is given.
@@ -87,6 +87,8 @@ def attached(module: nn.Module, *, tokens: TokenMap | None, preprocessing: Prepr
 def _recognise(module: nn.Module) -> _Family | None:
     network = inner(module)
     origin = {cls.__module__.partition(".")[0] for cls in type(network).__mro__}
+    if type(network).__module__ == "sinklab.models.vit":
+        return _own(module)
     if "transformers" in origin:
         return _huggingface(module)
     if "open_clip" in origin:
@@ -96,6 +98,19 @@ def _recognise(module: nn.Module) -> _Family | None:
     if hasattr(network, "forward_features") and hasattr(network, "num_register_tokens"):
         return _meta(module)
     return None
+
+
+def _own(module: nn.Module) -> _Family:
+    """sinklab's own vision transformer."""
+    network: Any = inner(module)
+    side, grid = network.shape.image, network.shape.grid
+    return _Family(
+        module=module,
+        tokens=network.tokens,
+        preprocessing=Preprocessing(mean=IMAGENET[0], std=IMAGENET[1], interpolation="bicubic", size=(side, side)),
+        forward=forward_plain,
+        position_table={"grid": [grid, grid], "resize": "bicubic with antialias"},
+    )
 
 
 def _timm(module: nn.Module) -> _Family:

@@ -51,7 +51,7 @@ TINY: dict[str, Any] = {
     "projector_hidden": 256,
     "projector_dim": 32,
     "batch": 16,
-    "epochs": 10,
+    "epochs": 8,
     "warmup_epochs": 1.0,
     "lr": 2e-3,
     "probe_lr": 5e-3,

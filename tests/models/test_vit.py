@@ -11,7 +11,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 import sinklab
-from sinklab.errors import InputError
+from sinklab.errors import InputError, NotFoundError
 from sinklab.models.pathway import GlobalPathway, common_mode
 from sinklab.models.vit import SIZES, DropPath, LayerScale, ViT, ViTShape, moments, shares
 from sinklab.models.vit_file import from_authors, load_into, shape_of, timm_arguments, to_timm
@@ -183,7 +183,7 @@ def test_moments_are_of_the_update_with_its_layer_scale() -> None:
     small, large = drawn(layer_scale=1e-4).eval(), drawn(layer_scale=1.0).eval()
     _, first = small(pixels(), measure="gated")
     _, second = large(pixels(), measure="gated")
-    assert float(first[0, 1] / second[0, 1]) == pytest.approx(1e-8, rel=1e-3)
+    assert float((first[0, 1] / second[0, 1]).detach()) == pytest.approx(1e-8, rel=1e-3)
     assert float(moments(torch.ones(2, 3, 4))[0]) == 1
 
 
@@ -219,7 +219,8 @@ def test_another_size_of_image_resamples_the_positions() -> None:
 )
 def test_sinklab_attaches_to_every_variant_and_proves_it(changes: dict[str, Any]) -> None:
     network = drawn(layer_scale=1.0, **changes).eval()
-    model = sinklab.attach(network, tokens=network.tokens)
+    model = sinklab.attach(network)
+    assert model.tokens == network.tokens and model.preprocessing.size == (32, 32)
     assert len(model.sites) == 3 and model.sites[0].heads == 3
     proofs = sinklab.prove(model, pixels())
     assert all(proof.fired == 1 and proof.update is not None and proof.update < 1e-4 for proof in proofs)
@@ -241,3 +242,8 @@ def test_sinklab_attaches_to_every_variant_and_proves_it(changes: dict[str, Any]
 def test_a_shape_that_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         drawn(**changes)
+
+
+def test_a_kernel_without_a_fused_call_is_refused_in_a_sentence() -> None:
+    with pytest.raises(NotFoundError, match="blocks.0.attn"):
+        sinklab.prove(sinklab.attach(drawn(kernel="relu").eval()), pixels())

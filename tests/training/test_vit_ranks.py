@@ -28,7 +28,7 @@ def config() -> ViTConfig:
         make_config("gated-global-penalty-registers-tiny"),
         **{"image": 16, "dim": 12, "depth": 3, "heads": 2, "views": 2, "projector_hidden": 8, "projector_dim": 4},
         **{"slices": 16, "batch": 4, "epochs": 2, "warmup_epochs": 0.5, "score_images": 4},
-        **{"record_every": 1, "score_every": 2, "checkpoint_every": 2, "lr": 1e-3},
+        **{"record_every": 1, "score_every": 2, "checkpoint_every": 2, "lr": 1e-3, "accumulate": 2},
     )
 
 
