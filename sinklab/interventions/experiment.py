@@ -79,6 +79,7 @@ class Experiment:
             per_class=o.per_class,
             block0=o.block0,
             min_events=o.min_events,
+            noun=self.images.noun,
         )
 
     def held_out(self) -> list[str]:
@@ -122,6 +123,8 @@ class Experiment:
             tokens=range(tokens.prefix_tokens, number),
             definition=self.definition,
             seed=self.options.seed,
+            noun=self.images.noun,
+            ordinary=tokens.ordinary,
         )
         if self.options.plan is not None:
             for edit in self.options.plan:

@@ -33,7 +33,9 @@ def write_results(
     images = int(run.heads["image"].nunique())
     least = FEW if images < o.min_events_analysis else o.min_events_analysis
     notes = _notes(experiment, choice, design, effects, images)
-    table, verdicts = summarise_effects(effects, min_images=least, draws=o.bootstrap, seed=o.seed)
+    table, verdicts = summarise_effects(
+        effects, min_images=least, draws=o.bootstrap, seed=o.seed, noun=experiment.images.noun
+    )
     run.write_table("tables/effects.csv", table)
     run.write_table("tables/causal_verdicts.csv", verdicts)
     task = task_of(experiment.model)
@@ -89,7 +91,7 @@ def write_results(
     run.update(patch={**run.config["patch"], **about})
 
 
-def _same_everywhere(effects: Any) -> list[str]:
+def _same_everywhere(effects: Any, noun: str) -> list[str]:
     """A note on heads whose sink has one and the same value in every image: swapping it says nothing there."""
     own = effects[(effects["joint"] == 0) & effects["edit"].isin(["donor", "mean"])]
     largest = own.groupby(["layer", "head"])["patch_change"].max()
@@ -98,29 +100,31 @@ def _same_everywhere(effects: Any) -> list[str]:
         return []
     verb = "Heads" if len(heads) > 1 else "Head"
     return [
-        f"{verb} {', '.join(heads)}: the sink's value is the same in every image, so a donor's and the mean change "
+        f"{verb} {', '.join(heads)}: the sink's value is the same in every {noun}, so a donor's and the mean change "
         "nothing there, whatever the sink does."
     ]
 
 
 def _notes(experiment: Experiment, choice: Choice, design: Design, effects: pd.DataFrame, images: int) -> list[str]:
     """What is worth knowing beside the numbers; a plan is given no verdict, so nothing is said about one."""
+    noun = experiment.images.noun
     o, notes = experiment.options, [*choice.notes, *design.notes]
     if o.plan is None and images < o.min_events_analysis:
         notes.append(
-            f"With {images} images a head is judged from {FEW} edited images on, not from {o.min_events_analysis}."
+            f"With {images} {noun}s a head is judged from {FEW} edited {noun}s on, not from {o.min_events_analysis}."
         )
-    notes += _same_everywhere(effects)
+    notes += _same_everywhere(effects, noun)
     if o.labels:
         known = len(set(o.labels) & set(effects["image"]))
-        notes.append(f"{known} of {effects['image'].nunique()} edited images have a label.")
+        notes.append(f"{known} of {effects['image'].nunique()} edited {noun}s have a label.")
     return notes
 
 
 def _held_out(experiment: Experiment, away: Sequence[str], images: int) -> str:
     """Where the mean values come from."""
+    noun = experiment.images.noun
     if experiment.folder is not None:
         return f"Mean values come from {len(experiment.folder)} images of a folder of their own."
     if away:
-        return f"Mean values come from {len(away)} of {images} images, drawn by the seed and not edited."
-    return "No images were held out, as no mean was asked for."
+        return f"Mean values come from {len(away)} of {images} {noun}s, drawn by the seed and not edited."
+    return f"No {noun}s were held out, as no mean was asked for."
