@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.device import device_name
 from sinklab.interventions.checks import TOLERANCE
 from sinklab.interventions.experiment import cost
+from sinklab.interventions.measure import POSITIONS
 from sinklab.interventions.summary import summarise_effects
 from sinklab.interventions.task import task_of, task_table
 from sinklab.interventions.verdict import FEW
@@ -41,6 +42,8 @@ def write_results(
     task = task_of(experiment.model)
     if task is not None and o.plan is None:
         run.write_table("tables/task_effects.csv", task_table(effects, task))
+    if POSITIONS in effects:
+        run.write_table("tables/position_effects.csv", position_table(effects))
     values = experiment.values()
     per_head = effects[effects["joint"] == 0].groupby(["class", "layer", "head"])["image"].nunique()
     kind = torch.bfloat16 if run.config["dtype"] == "bfloat16" else experiment.model.dtype
@@ -89,6 +92,27 @@ def write_results(
         "timings": {**counts, "seconds": round(seconds, 3)} if null_edits else run.config["patch"].get("timings", {}),
     }
     run.update(patch={**run.config["patch"], **about})
+
+
+def position_table(effects: pd.DataFrame) -> pd.DataFrame:
+    """tables/position_effects.csv: mean change of the loss at each position, over the sequences a head was edited in.
+
+    Columns layer, head, class, edit, position (of the token that is read; the next one is predicted), loss_change in
+    nats, sem, sequences.
+    """
+    import numpy as np
+    import pandas as pd
+
+    found = []
+    single = effects[(effects["joint"] == 0) & effects[POSITIONS].notna()]
+    for key, own in single.groupby(["layer", "head", "class", "edit"], sort=True):
+        changes = np.stack(own[POSITIONS].to_list()).astype("float64")  # [n N−1]
+        spread = changes.std(axis=0, ddof=1) / len(own) ** 0.5 if len(own) > 1 else np.full(changes.shape[1], np.nan)
+        about = dict(zip(("layer", "head", "class", "edit"), key, strict=True))
+        numbers = {"position": range(changes.shape[1]), "loss_change": changes.mean(0), "sem": spread}
+        found.append(pd.DataFrame(about | numbers | {"sequences": len(own)}))
+    names = ["layer", "head", "class", "edit", "position", "loss_change", "sem", "sequences"]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=names)
 
 
 def _same_everywhere(effects: Any, noun: str) -> list[str]:
