@@ -56,7 +56,7 @@ class Model:
 
     @property
     def tokens(self) -> TokenMap:
-        """CLS, registers and the grid of patches."""
+        """CLS, registers and the grid of patches; or the beginning of a text, and the text."""
         return self.loaded.tokens
 
     @property
@@ -138,6 +138,7 @@ class Model:
             "layers": len(self.sites),
             "heads": max(site.heads for site in self.sites),
             "prefix": list(self.tokens.prefix),
+            **({"suffix": list(self.tokens.suffix)} if self.tokens.suffix else {}),
             "patch_size": list(self.tokens.patch_size),
             "ordinary": self.tokens.ordinary,
             "preprocessing": None if self.preprocessing is None else asdict(self.preprocessing),

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 WIDTH, LAYERS, HEADS, POSITIONS, SYMBOLS = 32, 2, 4, 32, 48
-WORDS = "the cat sat on a mat and looked at one dog that ran away from two birds in old trees while rain fell".split()
+SENTENCE = "the cat sat on a mat and looked at one dog that ran away from two birds in old trees while rain fell"
+WORDS = SENTENCE.split()
 TEXT = " ".join(WORDS[(7 * i * i + 3 * i) % len(WORDS)] for i in range(4000))
 """Words in an order of no meaning."""
 _SIZE = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 48}

@@ -66,7 +66,7 @@ def _by_head(x: Tensor, heads: int) -> Tensor:
 def _mask(call: AttentionCall, scores: Tensor) -> tuple[Tensor | None, bool]:
     """The mask that makes these logits of q and k, [B H Q N] or broadcastable, and whether it is the causal triangle.
 
-    Logits that are not q kᵀ · scale where they are not hidden (soft caps, biases by position) come out as an added mask.
+    Logits that are not q kᵀ · scale though not hidden (soft caps, biases by position) come out as an added mask.
     """
     hidden = scores <= torch.finfo(scores.dtype).min / 2
     plain = call.q.float() @ call.k[:, call.kv_head].float().transpose(-1, -2) * call.scale

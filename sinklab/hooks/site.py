@@ -307,6 +307,7 @@ def find_sites(model: nn.Module) -> list[Site]:
         raise NotFoundError(
             f"No attention layer was found in {type(module).__name__}: sinklab looks for blocks with two norms that "
             "hold an attention with qkv/proj (timm), in_proj_weight/out_proj (OpenCLIP, nn.MultiheadAttention) or "
-            "q_proj/k_proj/v_proj/o_proj, c_attn/c_proj or attention.self (Hugging Face). Teach it another class with sinklab.sites.register(...)."
+            "q_proj/k_proj/v_proj/o_proj, c_attn/c_proj or attention.self (Hugging Face). Teach it another class with "
+            "sinklab.sites.register(...)."
         )
     return sites

@@ -175,7 +175,7 @@ class Edit:
         if isinstance(self.at, str):
             if tokens is None:
                 raise InputError(f"Where the {self.at} tokens are is not known: give HookManager a sinklab handle.")
-            own = [index for index in range(number) if tokens.kind(index) == self.at]
+            own = [index for index in range(number) if tokens.kind(index, number) == self.at]
             if not own:
                 raise NotFoundError(f"This model has no {self.at} token.")
             return torch.tensor([own]).expand(batch, -1)

@@ -167,13 +167,14 @@ class Measure:
         map_, first = self.model.tokens, len(start.tokens)
         map_.check(tokens.shape[1], self.height, self.width)
         counted = torch.zeros(len(rows), tokens.shape[1], dtype=torch.bool)
-        counted[:, map_.prefix_tokens :] = True
+        ordinary = map_.ordinary_among(tokens.shape[1])
+        counted[:, ordinary.start : ordinary.stop] = True
         known = sinks[sinks[:, 1] >= 0]
         counted[known[:, 0], known[:, 1]] = False
         cls = map_.prefix.index("cls") if "cls" in map_.prefix and "cls" in self.metrics else None
         origin = members.origin[first:]
         before = tokens[0] if first == 1 else tokens[origin]
-        toward = self._toward_donors(rows, tokens[:first, map_.prefix_tokens :], origin)
+        toward = self._toward_donors(rows, tokens[:first, ordinary.start : ordinary.stop], origin)
         found = effects(before, tokens[first:], counted, cls=cls, toward_donor=toward)
         classify = self.model.loaded.classify
         if classify is not None and "logits" in self.metrics:
