@@ -173,8 +173,8 @@ def load(
 ) -> Model:
     """A model by name, ready to be diagnosed.
 
-    Names: `demo`, `timm:NAME`, `openclip:ARCH[/TAG or FILE]`, `hf:REPO_OR_DIR`, `dinov2:NAME`, `toy:NAME`, or the path
-    of a checkpoint with a sidecar config or of a run folder, one that trained a model included (`sinklab models` prints
+    Names: `demo`, `timm:NAME`, `openclip:ARCH[/TAG or FILE]`, `hf:REPO_OR_DIR`, `tlens:REPO_OR_DIR`, `dinov2:NAME`, `toy:NAME`, or
+    the path of a checkpoint with a sidecar config or of a run folder, one that trained a model included (`sinklab models` prints
     the table). With a local file nothing touches the network.
 
     Args:
@@ -205,16 +205,19 @@ def attach(
     tokens: TokenMap | None = None,
     preprocessing: Preprocessing | None = None,
     name: str = "attached",
+    tokenizer: Any | None = None,
 ) -> Model:
     """A handle for a model already in memory; wrappers (torch.compile, DDP, FSDP) are looked through.
 
-    `tokens` and `preprocessing` are inferred for timm, OpenCLIP and Hugging Face classes; for others give at least the
-    tokens. Raises InputError where they cannot be known, NotFoundError where no attention layer is found.
+    `tokens` and `preprocessing` are inferred for timm, OpenCLIP, Hugging Face and TransformerLens classes; for others
+    give at least the tokens. A language model reads text with `tokenizer` (transformers'), or else ids. Raises InputError where they cannot be known, NotFoundError where no attention layer is found.
     """
     from sinklab.hooks.wrappers import unwrap
     from sinklab.models.load import from_module
 
-    return _handle(from_module(unwrap(module), tokens=tokens, preprocessing=preprocessing, name=name))
+    return _handle(
+        from_module(unwrap(module), tokens=tokens, preprocessing=preprocessing, name=name, tokenizer=tokenizer)
+    )
 
 
 def as_model(given: Model | nn.Module | str) -> Model:

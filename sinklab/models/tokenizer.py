@@ -1,4 +1,4 @@
-"""The tokenizer that comes with a language model: text → token ids, and what is put before and after a window of them."""
+"""The tokenizer that comes with a language model: text → token ids, and what stands round a window of them."""
 
 from __future__ import annotations
 
