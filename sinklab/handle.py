@@ -173,9 +173,9 @@ def load(
 ) -> Model:
     """A model by name, ready to be diagnosed.
 
-    Names: `demo`, `timm:NAME`, `openclip:ARCH[/TAG or FILE]`, `hf:REPO_OR_DIR`, `tlens:REPO_OR_DIR`, `dinov2:NAME`, `toy:NAME`, or
-    the path of a checkpoint with a sidecar config or of a run folder, one that trained a model included (`sinklab models` prints
-    the table). With a local file nothing touches the network.
+    Names: `demo`, `timm:NAME`, `openclip:ARCH[/TAG or FILE]`, `hf:REPO_OR_DIR`, `tlens:REPO_OR_DIR`, `dinov2:NAME`,
+    `toy:NAME`, or the path of a checkpoint with a sidecar config or of a run folder, one that trained a model included
+    (`sinklab models` prints the table). With a local file nothing touches the network.
 
     Args:
         weights: a local file for the architecture named.
@@ -210,7 +210,8 @@ def attach(
     """A handle for a model already in memory; wrappers (torch.compile, DDP, FSDP) are looked through.
 
     `tokens` and `preprocessing` are inferred for timm, OpenCLIP, Hugging Face and TransformerLens classes; for others
-    give at least the tokens. A language model reads text with `tokenizer` (transformers'), or else ids. Raises InputError where they cannot be known, NotFoundError where no attention layer is found.
+    give at least the tokens. A language model reads text with `tokenizer` (transformers'), or else ids. Raises
+    InputError where they cannot be known, NotFoundError where no attention layer is found.
     """
     from sinklab.hooks.wrappers import unwrap
     from sinklab.models.load import from_module

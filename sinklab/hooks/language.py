@@ -117,7 +117,7 @@ def lens(module: Any) -> AttentionParts | None:
 def _hands_over(module: Any) -> bool:
     from transformer_lens.model_bridge.generalized_components import AttentionBridge
 
-    return bool(getattr(module, "maintain_native_attention", False)) or type(module).forward is AttentionBridge.forward
+    return type(module).forward is AttentionBridge.forward
 
 
 LOCATORS = (lens, gpt2, bert, distilbert)

@@ -21,8 +21,8 @@ ADVICE = {
     "model.set_attn_implementation('sdpa').",
     "fused_attn": "timm built it with fused attention off: set module.fused_attn = True on each attention, or build "
     "the model without TIMM_FUSED_ATTN=0.",
-    "lens": "A TransformerLens bridge shows its steps unless it sums heads apart: call "
-    "model.set_use_attn_result(False), or load the model as hf:REPO_OR_DIR.",
+    "lens": "This TransformerLens bridge did not show its steps, as one that keeps its heads' results apart does not: "
+    "call model.set_use_attn_result(False), or load the model as hf:REPO_OR_DIR.",
     "": "xFormers kernels and eager formulas are not visible: load the model through timm, OpenCLIP or Hugging Face "
     "with SDPA attention.",
 }

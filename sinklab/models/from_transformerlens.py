@@ -7,6 +7,7 @@ Letters: B batch, N tokens, C width, V vocabulary.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,10 +46,8 @@ def load_lens(name: str, request: Request) -> Loaded:
 
     local = Path(name).expanduser().is_dir()
     if not local:
-        try:
+        with suppress(ValueError):  # not a name of TransformerLens's own: a repository's
             name = get_official_model_name(name)
-        except ValueError:
-            pass  # not a name of TransformerLens's own: a repository's
     held = load_huggingface(name, request)
     if held.sequences is None:
         raise InputError(f"{request.name} is a vision model: ask for hf:{name} instead.")

@@ -1,7 +1,7 @@
 """Which token is what: the prefix (CLS and registers, or a beginning of sequence) and the ordinary tokens after it.
 
-Letters: B batch, N tokens, P prefix tokens, S suffix tokens (0 for images); grid rows × columns, so N is P + S and rows ·
-columns. A sequence is a grid of one row.
+Letters: B batch, N tokens, P prefix tokens, S suffix tokens (0 for images); grid rows × columns, so N is P + S plus
+rows · columns. A sequence is a grid of one row.
 """
 
 from __future__ import annotations
