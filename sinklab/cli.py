@@ -45,13 +45,6 @@ app.command()(diagnose)
 def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]) -> None:
     """Write report.html again from a run's saved tables."""
     with terminal.errors_as_sentences():
-        from sinklab.reports.training import is_training, write_training_report
-        from sinklab.run import Run
-
-        held = Run.open(run)
-        if is_training(held):
-            print(write_training_report(held))
-            return
         from sinklab.diagnosis import open_run
 
         print(open_run(run).report())

@@ -48,12 +48,17 @@ class Diagnosis(Run):
     def report(self) -> Path:
         """Write (or write again) `report.html` with its figures and tables, from the saved tables alone."""
         from sinklab.reports.page import write_report
+        from sinklab.reports.training import is_training, write_training_report
 
-        return write_report(self)
+        return write_training_report(self) if is_training(self) else write_report(self)
 
 
 def open_run(path: str | Path) -> Diagnosis:
-    """A finished run, to be read. NotFoundError for a folder that is not one, InputError for an unfinished one."""
+    """A finished run, to be read. NotFoundError for a folder that is not one, InputError for an unfinished one.
+
+    A run that trained models has tables and a report; what its models do is in the runs below `RUN/diagnosed/`.
+    """
+    from sinklab.reports.training import is_training
     from sinklab.sinks.resume import require_readable, require_whole
 
     run = Diagnosis.open(path)
@@ -62,8 +67,9 @@ def open_run(path: str | Path) -> Diagnosis:
         raise InputError(
             f"The run {path} is not complete (status: {run.config.get('status')}): go on with --resume first."
         )
-    require_whole(run)
-    require_readable(run)
+    if not is_training(run):
+        require_whole(run)
+        require_readable(run)
     return run
 
 

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from sinklab.sinks.ranks import Ranks
     from sinklab.sinks.scan import Progress
 
-RESULTS = ("effects", "tables/effects.csv", "tables/causal_verdicts.csv", "tables/task_effects.csv")
+RESULTS = (
+    "effects",
+    *(f"tables/{name}.csv" for name in ("effects", "causal_verdicts", "task_effects", "position_effects")),
+)
 
 
 def patch(

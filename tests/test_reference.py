@@ -84,12 +84,12 @@ def test_a_causal_query_with_one_key_is_in_no_statistic():
     assert found["update_norm"][0, 0] == pytest.approx(1.5)
 
 
-def test_a_late_causal_key_that_few_queries_see_can_be_the_sink():
-    # Query 2 alone sees key 2 and gives it 3/5; key 0 gets (1/2 + 1/5)/2 = 7/20. The mean is over those who see.
+def test_a_late_causal_key_that_one_query_prefers_is_not_the_sink():
+    # Query 2 alone sees key 2 and gives it 3/5, half of that in the mean over both queries; key 0 gets (1/2 + 1/5)/2.
     found = two_keys([[0.0] * 3, [0.0] * 3, [0.0, 0.0, LOG3]], [[1.0], [1.0], [1.0]], is_causal=True)
-    assert (found["queries"][0, 0], found["sink_index"][0, 0]) == (1, 2)
-    assert found["inflow"][0, 0] == pytest.approx(3 / 5)
-    assert found["inflow_margin"][0, 0] == pytest.approx(3 / 5 - 7 / 20)
+    assert (found["queries"][0, 0], found["sink_index"][0, 0]) == (2, 0)
+    assert found["inflow"][0, 0] == pytest.approx(7 / 20)
+    assert found["inflow_margin"][0, 0] == pytest.approx(0)  # key 1 is paid as much
 
 
 def test_a_fully_masked_row_counts_nowhere_and_leaves_no_nan():

@@ -60,6 +60,7 @@ def choose_heads(
     per_class: int = 16,
     block0: int = 4,
     min_events: int = 50,
+    noun: str = "image",
 ) -> Choice:
     """By class, the heads with the most events: `per_class` of layers ≥ 1 and `block0` of block 0.
 
@@ -94,7 +95,7 @@ def choose_heads(
         if not (own["events"] >= min_events).any() and len(own):
             least = max(1, min(min_events, images // LEAST_SHARE))
             notes.append(
-                f"No head has {min_events} events of class {kind} in {images} images, so its heads count from {least} "
+                f"No head has {min_events} events of class {kind} in {images} {noun}s, so its heads count from {least} "
                 f"event{'s' * (least != 1)} on: read the intervals before the bars."
             )
         if not len(own):

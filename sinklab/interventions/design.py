@@ -64,6 +64,9 @@ class Material:
     """Indices of patch tokens, from which ordinary ones are drawn."""
     definition: str
     seed: int
+    noun: str = "image"
+    ordinary: str = "patch"
+    """What inputs and ordinary tokens are called in notes."""
 
 
 def make_design(material: Material, choice: Choice, edits: Sequence[str], *, joint: bool) -> Design:
@@ -169,10 +172,14 @@ def _member(
         return layer, head, sink, sink, edit, -1
     if edit == "zero_ordinary":
         key = other_token(material.tokens, sink, material.seed, "control", *names)
-        return (layer, head, sink, key, "zero", -1) if key is not None else "the image has no patch but the sink"
+        return (
+            (layer, head, sink, key, "zero", -1)
+            if key is not None
+            else f"the {material.noun} has no {material.ordinary} but the sink"
+        )
     if edit == "mean":
         if (layer, head) not in material.has_mean:
-            return f"no held-out image is an event of head {layer}:{head}, so it has no mean value"
+            return f"no held-out {material.noun} is an event of head {layer}:{head}, so it has no mean value"
         return layer, head, sink, sink, "mean", -1
     donor = material.index[event["donor"]]
     if (donor, layer, head) not in sink_at:
@@ -180,7 +187,7 @@ def _member(
     if edit == "donor":
         return layer, head, sink, sink, "sink", donor
     if other_token(material.tokens, sink_at[donor, layer, head], 0) is None:
-        return "the donor has no patch but its sink"
+        return f"the donor has no {material.ordinary} but its sink"
     return layer, head, sink, sink, "ordinary", own
 
 

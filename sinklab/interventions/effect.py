@@ -81,3 +81,16 @@ def answers(before: Tensor, after: Tensor, labels: Sequence[int | None]) -> dict
         if label is not None:
             change[row] = p[row, label] - q[row, label]
     return {name: values.cpu() for name, values in zip(ANSWERS, (kl, same, change), strict=True)}
+
+
+def next_token_answers(before: Tensor, after: Tensor, ids: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Of a language model's logits before and after, [N V] each, and the tokens [N] that it read.
+
+    ANSWERS as numbers: the mean over positions of KL(base‖edited), the share of positions whose likeliest next token
+    stays, and the change of the loss, in nats a token; and the change of the loss at each position but the last [N−1].
+    """
+    p, q = exact(before).log_softmax(-1), exact(after).log_softmax(-1)
+    kl = torch.where(p.exp() > 0, p.exp() * (p - q), 0.0).sum(-1).mean()
+    same = (q.argmax(-1) == p.argmax(-1)).double().mean()
+    change = (p - q)[:-1].gather(-1, ids[1:, None].to(p.device))[:, 0]
+    return dict(zip(ANSWERS, (kl, same, change.mean()), strict=True)), change

@@ -16,7 +16,7 @@ from sinklab.hooks.manager import HookManager
 from sinklab.interventions.choose import Choice, choose_heads
 from sinklab.interventions.design import Design, Material, make_design, plan_design
 from sinklab.interventions.draw import donors, held_out
-from sinklab.interventions.measure import Measure, effect_schema, require_finite
+from sinklab.interventions.measure import Measure, require_finite
 from sinklab.interventions.passes import Passes
 from sinklab.interventions.replay import unedited
 from sinklab.interventions.task import TaskEffects, task_of
@@ -79,6 +79,7 @@ class Experiment:
             per_class=o.per_class,
             block0=o.block0,
             min_events=o.min_events,
+            noun=self.images.noun,
         )
 
     def held_out(self) -> list[str]:
@@ -122,6 +123,8 @@ class Experiment:
             tokens=tokens.ordinary_among(number),
             definition=self.definition,
             seed=self.options.seed,
+            noun=self.images.noun,
+            ordinary=tokens.ordinary,
         )
         if self.options.plan is not None:
             for edit in self.options.plan:
@@ -251,8 +254,7 @@ class Experiment:
         def one(batch: Batch) -> pd.DataFrame:
             return measure.group(*self.passes.among(batch, edited))
 
-        schema = effect_schema(() if measure.task is None else measure.task.columns)
-        self.passes.over("", self.images, edited, one, progress, schema=schema)
+        self.passes.over("", self.images, edited, one, progress, schema=measure.schema)
         return measure.null_edits
 
     def _measure(self, design: Design, values: Values) -> Measure:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sinklab.errors import InputError
-from sinklab.interventions.effect import ANSWERS, EFFECTS, answers, effects, exact
+from sinklab.interventions.effect import ANSWERS, EFFECTS, answers, effects, exact, next_token_answers
 from sinklab.interventions.replay import Unedited, unedited
 from sinklab.interventions.suffix import Members, check_identity, null_check, run_rows
 
@@ -29,16 +29,18 @@ if TYPE_CHECKING:
     from sinklab.interventions.task import TaskEffects
     from sinklab.interventions.values import Values
 
+POSITIONS = "loss_change_by_position"
+"""Change of the loss on the next token at each position of a sequence but the last, in nats."""
 NULL_ROWS = 4
 """Edits that put back what is there, in the first batch of every layer: what they test is the same for every row."""
 PREFIX_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 VALUE_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-2, torch.bfloat16: 0.3, torch.float16: 0.1}
 
 
-def effect_schema(extra: Sequence[str] = ()) -> pyarrow.Schema:
+def effect_schema(extra: Sequence[str] = (), *, positions: bool = False) -> pyarrow.Schema:
     """Columns of `effects/part-*.parquet`: one row per (image, layer, head, class, edit, joint).
 
-    `extra` are a task's own measures, at the end.
+    `extra` are a task's own measures, at the end; `positions` asks for a language model's change of loss by position.
     """
     import pyarrow as pa
 
@@ -49,6 +51,7 @@ def effect_schema(extra: Sequence[str] = ()) -> pyarrow.Schema:
     columns |= {"fired": pa.int32(), "kept_queries": pa.int32(), "identity_error": pa.float64()}
     columns |= {"prefix_error": pa.float64()}
     columns |= dict.fromkeys((*ANSWERS, *extra), pa.float64())
+    columns |= {POSITIONS: pa.list_(pa.float32())} if positions else {}
     return pa.schema(list(columns.items()))
 
 
@@ -97,11 +100,17 @@ class Measure:
             turn = own.groupby("image_index").cumcount() // self.rows_at_once
             found += [self._batch(start, layer, own[turn == t], places) for t in range(int(turn.max()) + 1)]
         table = pd.concat(found).sort_index()
-        schema = effect_schema(() if self.task is None else self.task.columns)
-        for name in schema.names:
+        for name in self.schema.names:
             if name not in table:
-                table[name] = float("nan")
-        return table[schema.names]
+                table[name] = float("nan") if name != POSITIONS else None
+        return table[self.schema.names]
+
+    @property
+    def schema(self) -> pyarrow.Schema:
+        """Of the effects of this model."""
+        own = self.model.loaded.sequences
+        text = own is not None and own.task is None and self.model.loaded.classify is not None
+        return effect_schema(() if self.task is None else self.task.columns, positions=text)
 
     def _of_images(self, indices: Sequence[int]) -> pd.DataFrame:
         rows = [place for index in indices for place in self._rows_of[index]]
@@ -120,8 +129,12 @@ class Measure:
             self.null_edits[layer] = self._null_check(start, layer, rows, places)
         tokens, editor = run_rows(self.model, start, layer, members)
         gap = self._check(start, tokens, editor.error, layer)
-        found = {name: values.numpy() for name, values in self._effects(rows, start, tokens, members, sinks).items()}
+        found: dict[str, Any] = {
+            name: values.numpy() for name, values in self._effects(rows, start, tokens, members, sinks).items()
+        }
         first = len(start.tokens)
+        if POSITIONS in self.schema.names and "logits" in self.metrics:
+            found |= self._next_tokens(start, tokens, members.origin[first:])
         found |= {"fired": editor.fired[first:].numpy(), "kept_queries": editor.kept[first:].numpy()}
         prefix_error = gap[members.origin[first:]].numpy()
         return rows.assign(**found, identity_error=editor.error[first:].numpy(), prefix_error=prefix_error)
@@ -177,12 +190,26 @@ class Measure:
         toward = self._toward_donors(rows, tokens[:first, ordinary.start : ordinary.stop], origin)
         found = effects(before, tokens[first:], counted, cls=cls, toward_donor=toward)
         classify = self.model.loaded.classify
-        if classify is not None and "logits" in self.metrics:
+        if classify is not None and "logits" in self.metrics and POSITIONS not in self.schema.names:
             logits = classify(self.model.module, tokens)
             labels = [self.labels.get(str(image)) for image in rows["image"]]
             found |= answers(logits[0] if first == 1 else logits[origin], logits[first:], labels)
         if self.task is not None:
             found |= self.task.measure(rows, start.pixels[origin], tokens[origin], tokens[first:])
+        return found
+
+    def _next_tokens(self, start: Unedited, tokens: Tensor, origin: Tensor) -> dict[str, Any]:
+        """What a language model then says, row by row: a whole batch of logits could fill the memory."""
+        classify, first = self.model.loaded.classify, len(start.tokens)
+        assert classify is not None
+        found: dict[str, list[Any]] = {name: [] for name in (*ANSWERS, POSITIONS)}
+        plain = [classify(self.model.module, tokens[image : image + 1])[0] for image in range(first)]
+        for row, image in enumerate(origin.tolist()):
+            logits = classify(self.model.module, tokens[first + row : first + row + 1])[0]
+            numbers, change = next_token_answers(plain[image], logits, start.pixels[image])
+            for name, value in numbers.items():
+                found[name].append(float(value))
+            found[POSITIONS].append(change.float().cpu().numpy())
         return found
 
     def _toward_donors(self, rows: pd.DataFrame, ordinary: Tensor, origin: Tensor) -> Tensor | None:

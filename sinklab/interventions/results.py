@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.device import device_name
 from sinklab.interventions.checks import TOLERANCE
 from sinklab.interventions.experiment import cost
+from sinklab.interventions.measure import POSITIONS
 from sinklab.interventions.summary import summarise_effects
 from sinklab.interventions.task import task_of, task_table
 from sinklab.interventions.verdict import FEW
@@ -33,12 +34,16 @@ def write_results(
     images = int(run.heads["image"].nunique())
     least = FEW if images < o.min_events_analysis else o.min_events_analysis
     notes = _notes(experiment, choice, design, effects, images)
-    table, verdicts = summarise_effects(effects, min_images=least, draws=o.bootstrap, seed=o.seed)
+    table, verdicts = summarise_effects(
+        effects, min_images=least, draws=o.bootstrap, seed=o.seed, noun=experiment.images.noun
+    )
     run.write_table("tables/effects.csv", table)
     run.write_table("tables/causal_verdicts.csv", verdicts)
     task = task_of(experiment.model)
     if task is not None and o.plan is None:
         run.write_table("tables/task_effects.csv", task_table(effects, task))
+    if POSITIONS in effects:
+        run.write_table("tables/position_effects.csv", position_table(effects))
     values = experiment.values()
     per_head = effects[effects["joint"] == 0].groupby(["class", "layer", "head"])["image"].nunique()
     kind = torch.bfloat16 if run.config["dtype"] == "bfloat16" else experiment.model.dtype
@@ -89,7 +94,28 @@ def write_results(
     run.update(patch={**run.config["patch"], **about})
 
 
-def _same_everywhere(effects: Any) -> list[str]:
+def position_table(effects: pd.DataFrame) -> pd.DataFrame:
+    """tables/position_effects.csv: mean change of the loss at each position, over the sequences a head was edited in.
+
+    Columns layer, head, class, edit, position (of the token that is read; the next one is predicted), loss_change in
+    nats, sem, sequences.
+    """
+    import numpy as np
+    import pandas as pd
+
+    found = []
+    single = effects[(effects["joint"] == 0) & effects[POSITIONS].notna()]
+    for key, own in single.groupby(["layer", "head", "class", "edit"], sort=True):
+        changes = np.stack(own[POSITIONS].to_list()).astype("float64")  # [n N−1]
+        spread = changes.std(axis=0, ddof=1) / len(own) ** 0.5 if len(own) > 1 else np.full(changes.shape[1], np.nan)
+        about = dict(zip(("layer", "head", "class", "edit"), key, strict=True))
+        numbers = {"position": range(changes.shape[1]), "loss_change": changes.mean(0), "sem": spread}
+        found.append(pd.DataFrame(about | numbers | {"sequences": len(own)}))
+    names = ["layer", "head", "class", "edit", "position", "loss_change", "sem", "sequences"]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=names)
+
+
+def _same_everywhere(effects: Any, noun: str) -> list[str]:
     """A note on heads whose sink has one and the same value in every image: swapping it says nothing there."""
     own = effects[(effects["joint"] == 0) & effects["edit"].isin(["donor", "mean"])]
     largest = own.groupby(["layer", "head"])["patch_change"].max()
@@ -98,29 +124,31 @@ def _same_everywhere(effects: Any) -> list[str]:
         return []
     verb = "Heads" if len(heads) > 1 else "Head"
     return [
-        f"{verb} {', '.join(heads)}: the sink's value is the same in every image, so a donor's and the mean change "
+        f"{verb} {', '.join(heads)}: the sink's value is the same in every {noun}, so a donor's and the mean change "
         "nothing there, whatever the sink does."
     ]
 
 
 def _notes(experiment: Experiment, choice: Choice, design: Design, effects: pd.DataFrame, images: int) -> list[str]:
     """What is worth knowing beside the numbers; a plan is given no verdict, so nothing is said about one."""
+    noun = experiment.images.noun
     o, notes = experiment.options, [*choice.notes, *design.notes]
     if o.plan is None and images < o.min_events_analysis:
         notes.append(
-            f"With {images} images a head is judged from {FEW} edited images on, not from {o.min_events_analysis}."
+            f"With {images} {noun}s a head is judged from {FEW} edited {noun}s on, not from {o.min_events_analysis}."
         )
-    notes += _same_everywhere(effects)
+    notes += _same_everywhere(effects, noun)
     if o.labels:
         known = len(set(o.labels) & set(effects["image"]))
-        notes.append(f"{known} of {effects['image'].nunique()} edited images have a label.")
+        notes.append(f"{known} of {effects['image'].nunique()} edited {noun}s have a label.")
     return notes
 
 
 def _held_out(experiment: Experiment, away: Sequence[str], images: int) -> str:
     """Where the mean values come from."""
+    noun = experiment.images.noun
     if experiment.folder is not None:
         return f"Mean values come from {len(experiment.folder)} images of a folder of their own."
     if away:
-        return f"Mean values come from {len(away)} of {images} images, drawn by the seed and not edited."
-    return "No images were held out, as no mean was asked for."
+        return f"Mean values come from {len(away)} of {images} {noun}s, drawn by the seed and not edited."
+    return f"No {noun}s were held out, as no mean was asked for."

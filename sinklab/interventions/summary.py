@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def summarise_effects(
-    effects: pd.DataFrame, *, min_images: int = 20, draws: int = 2000, seed: int = 0
+    effects: pd.DataFrame, *, min_images: int = 20, draws: int = 2000, seed: int = 0, noun: str = "image"
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(effects.csv, causal_verdicts.csv): means, SEM and 95 % intervals by head and class; and what they say.
 
@@ -43,7 +43,7 @@ def summarise_effects(
                 numbers |= {"mean": mean[i], "sem": spread[i], "low": low[i], "high": high[i]}
                 rows.append(keys | {"joint": group.joint, "kind": kind, "name": name, "measure": measure} | numbers)
         if group.joint == 0 and group.kind != "plan":
-            verdict, reason = judge(sample, group, min_images)
+            verdict, reason = judge(sample, group, min_images, noun)
             judged = verdict != "undecided" and group.kind in SIGNATURES
             agrees = verdict == group.kind if judged else None
             about: dict[str, Any] = {

@@ -30,14 +30,14 @@ FEW_HEADS = 3
 """A class of two heads has no interval worth the name; one head alone has that of its images."""
 
 
-def judge(sample: Sample, group: Group, min_images: int) -> tuple[str, str]:
+def judge(sample: Sample, group: Group, min_images: int, noun: str = "image") -> tuple[str, str]:
     """("nop" | "broadcast" | "neither" | "undecided", why) from the paired effects on the final patch tokens."""
     least = max(FEW, min_images)
     if sample.heads == 1 and sample.images < least:
-        images = f"{sample.images} image{'s' * (sample.images != 1)}"
+        images = f"{sample.images} {noun}{'s' * (sample.images != 1)}"
         return "undecided", f"{images}, fewer than the {least} that a verdict needs"
     if sample.thin:
-        return "undecided", f"no head has the {least} images that a verdict needs"
+        return "undecided", f"no head has the {least} {noun}s that a verdict needs"
     if 1 < sample.heads < FEW_HEADS:
         return "undecided", f"{sample.heads} heads, fewer than the {FEW_HEADS} that a class's verdict needs"
     states = {kind: _fits(sample, kind) for kind in SIGNATURES}

@@ -53,7 +53,7 @@ def before_scan(
             "fast": options.fast,
             "strict_images": options.strict_images,
         },
-        "rule": options.rule.as_dict(),
+        "rule": options.rule.as_dict(images.noun),
         "definition": options.definition.as_dict(),
         "seeds": {"images": options.seed},
         "versions": library_versions(

@@ -50,7 +50,7 @@ def write_findings(model: Model, images: InputList, transform: View, run: Run, o
     heads = run.heads
     sinks = sink_table(heads, options.rule, with_own(options.definition))
     run.write_table("sinks.parquet", sinks)
-    summary = summarise(heads, options.rule, options.definition)
+    summary = summarise(heads, options.rule, options.definition, images.noun)
     run.write_json("summary.json", summary)
     run.write_table("tables/spectrum.csv", theta_table(model, options.layers))
     chosen = choose(sinks, summary, options.definition.name)

@@ -96,9 +96,9 @@ class SinkRule:
         """The rule that `as_dict` wrote, e.g. run.json's "rule"."""
         return cls(**{name: saved[name] for name in cls.__dataclass_fields__ if name in saved})
 
-    def as_dict(self) -> dict[str, Any]:
-        """Name, thresholds and sentence, as run.json keeps them."""
-        return asdict(self) | {"sentence": self.sentence()}
+    def as_dict(self, noun: str = "image") -> dict[str, Any]:
+        """Name, thresholds and sentence, as run.json keeps them; `noun` is what an input is called."""
+        return asdict(self) | {"sentence": self.sentence(f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}")}
 
     def events(self, heads: pd.DataFrame) -> pd.Series[bool]:
         """One boolean per row of the head table: is this (image, layer, head) an event?

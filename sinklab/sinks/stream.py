@@ -6,7 +6,8 @@ attention paid to it is exp(scale·q_i·k_s − lse_i), an N×D product. Updates
 `spectrum.head_factor`, so nothing C-wide is built either.
 
 Conventions where a mask hides keys (definitions: README "What is measured"): a query that sees fewer than two keys
-is left out of everything; the inflow of key j is the mean over the remaining queries that can see j.
+is left out of everything; the inflow of key j is Σ_i A_ij over the number of the remaining queries (Eq. 2), so a key
+that few of them can see cannot have much; what is paid to s is taken over those that see it.
 
 Letters: B batch, H query heads, K key/value heads, Q queries, N keys, D head dim.
 """
@@ -52,7 +53,7 @@ class HeadGeometry:
 class Moments:
     """What one attention call leaves for `statistics.finish`; nothing here grows with N²."""
 
-    inflow: Tensor  # [B H N] mean attention paid to each key by the counted queries that see it; −inf if none does
+    inflow: Tensor  # [B H N] mean attention paid to each key by the counted queries; −inf if none of them sees it
     sink: Tensor  # [B H] s, the key with the largest inflow; ties go to the lowest index
     paid: Tensor  # [B H Q] log2 A_is; +inf for queries that do not count or do not see s
     entropy: Tensor  # [B H] sum over counted queries, bits
@@ -92,7 +93,9 @@ def _pass(call: AttentionCall, tiling: Tiling) -> Rows:
 def _inflow(rows: Rows) -> Tensor:
     if rows.seen is None:
         return rows.inflow / rows.lse.shape[-1]
-    return torch.where(rows.seen > 0, rows.inflow / rows.seen.clamp(min=1), -math.inf)
+    assert rows.counted is not None
+    queries = rows.counted.sum(-1, keepdim=True).clamp(min=1)
+    return torch.where(rows.seen > 0, rows.inflow / queries, -math.inf)
 
 
 def _mask_column(call: AttentionCall, sink: Tensor) -> Tensor:

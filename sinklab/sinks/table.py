@@ -120,7 +120,7 @@ def head_summary(
     return summary.reset_index()
 
 
-def summarise(heads: pd.DataFrame, rule: SinkRule, definition: SinkDefinition) -> dict[str, Any]:
+def summarise(heads: pd.DataFrame, rule: SinkRule, definition: SinkDefinition, noun: str = "image") -> dict[str, Any]:
     """The findings of a run as plain numbers, lists and words for summary.json (None where undefined).
 
     images, layers, heads (the most in a layer), pairs ((layer, head) pairs), rows · rule, definition (with sentence) ·
@@ -152,7 +152,7 @@ def summarise(heads: pd.DataFrame, rule: SinkRule, definition: SinkDefinition) -
         "heads": int(table.groupby("layer").size().max()) if len(table) else 0,
         "pairs": len(table),
         "rows": len(heads),
-        "rule": rule.as_dict(),
+        "rule": rule.as_dict(noun),
         "definition": definition.as_dict(),
         "events": _split(counts[(counts["definition"] == definition.name) & (counts["class"] == "all")]),
         "heads_that_sink": {"in_any_image": int((table["events"] > 0).sum()), "in_half_of_images": int(half.sum())},
