@@ -188,7 +188,7 @@ def describe(module: nn.Module, tokenizer: Any | None, *, name: str) -> Describe
     tokens, notes = token_map(kind.masked, reads)
     return Described(
         tokens=tokens,
-        sequences=SequenceInput(tokens=min(WINDOW, _positions(config)), tokenizer=reads),
+        sequences=SequenceInput(tokens=min(WINDOW, _positions(config)), tokenizer=reads, predicts_next=not kind.masked),
         forward=forward_language,
         classify=_classifier(kind, network),
         notes=notes,

@@ -97,6 +97,8 @@ class SequenceInput:
     """The bytes that have an id, in their order; None where ids come from a tokenizer, or for vectors."""
     tokenizer: TextTokenizer | None = None
     """Of a language model whose ids are a tokenizer's; None where there is none, and ids have to be given."""
+    predicts_next: bool = True
+    """Whether a token's logits are of the next one; False for models that fill in masked tokens."""
     task: dict[str, Any] | None = None
     """Of a controlled model: the kind, seed and config of its task, from which its sequences are drawn."""
     text: str | None = None
