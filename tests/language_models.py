@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch
 WIDTH, LAYERS, HEADS, POSITIONS, SYMBOLS = 32, 2, 4, 32, 48
 SENTENCE = "the cat sat on a mat and looked at one dog that ran away from two birds in old trees while rain fell"
 WORDS = SENTENCE.split()
-TEXT = " ".join(WORDS[(7 * i * i + 3 * i) % len(WORDS)] for i in range(4000))
+TEXT = " ".join(Random(0).choices(WORDS, k=4000))
 """Words in an order of no meaning."""
 _SIZE = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 48}
 _BERT = {**_SIZE, "vocab_size": SYMBOLS, "max_position_embeddings": POSITIONS}

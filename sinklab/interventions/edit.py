@@ -40,8 +40,8 @@ class Edit:
     """A change to one head. Make it with `Edit.zero(head=(layer, head), at=...)` and its neighbours.
 
     `at` says which keys: a token's index (negative ones count from the end), "sink" (the key with the largest inflow,
-    found in the very call that is edited), a token kind ("cls", "register", "patch", "bos", "text", …: all tokens of that kind), or a
-    function of the AttentionCall that returns one index an image, [B], or several, [B T]. An edit with a function
+    found in the very call that is edited), a token kind ("cls", "patch", "bos", "text", …: all tokens of that kind), or
+    a function of the AttentionCall that returns one index an image, [B], or several, [B T]. An edit with a function
     cannot be written down.
     """
 

@@ -69,9 +69,7 @@ def attached(
     if family.sequences is not None and preprocessing is not None:
         raise InputError(f"{type(inner(module)).__name__} reads token ids: it has no preprocessing of images.")
     if tokenizer is not None and family.sequences is None:
-        raise InputError(
-            f"{type(inner(module)).__name__} is no language model that sinklab knows: it needs no tokenizer."
-        )
+        raise InputError(f"{type(inner(module)).__name__} is no known language model: it takes no tokenizer.")
     if preprocessing is None and family.sequences is None:
         preprocessing = family.preprocessing
         if preprocessing is None:
