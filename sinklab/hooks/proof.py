@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ROWS = 32  # queries a site whose pattern is rebuilt in float64
 RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 8e-2}
+CACHES = ("cache", "past_key_values", "past_key_value")
+"""Where Hugging Face's attention keeps keys and values for the next tokens: a second run must not add to them."""
 STAND_IN = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 8e-2}
 
 
@@ -192,6 +194,7 @@ class _ProofReader(Reader):
 
         def hook(module: Any, args: Any, kwargs: Any, result: Any) -> None:
             self._again = True
+            kwargs = {name: None if name in CACHES else value for name, value in kwargs.items()}
             try:
                 with torch._C.DisableTorchFunction():
                     # the stand-in hangs on the instance; any other forward that hangs there is the model's own

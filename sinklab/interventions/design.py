@@ -110,7 +110,7 @@ def plan_design(material: Material, plan: Sequence[Edit], token_map: TokenMap) -
 
     columns = ["image_index", "layer", "head", "sink_index"]
     table = {(i, layer, h): s for i, layer, h, s in material.heads[columns].itertuples(index=False)}
-    number = len(material.tokens) + token_map.prefix_tokens
+    number = len(material.tokens) + token_map.prefix_tokens + len(token_map.suffix)
     rows: list[dict[str, Any]] = []
     members: list[tuple[Any, ...]] = []
     for image in material.ids:
@@ -141,7 +141,7 @@ def _keys(
         if sink < 0:
             raise NotFoundError(f"The run did not measure head {edit.layer}:{edit.head}, so its sink is not known.")
         return [int(sink)]
-    found = [index for index in range(tokens) if token_map.kind(index) == edit.at]
+    found = [index for index in range(tokens) if token_map.kind(index, tokens) == edit.at]
     if not found:
         raise NotFoundError(f"This model has no {edit.at} token.")
     return found

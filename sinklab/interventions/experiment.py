@@ -120,7 +120,7 @@ class Experiment:
             donor=self._donors(ids),
             held_out=away,
             has_mean=frozenset((int(layer), int(head)) for layer, head in pairs),
-            tokens=range(tokens.prefix_tokens, number),
+            tokens=tokens.ordinary_among(number),
             definition=self.definition,
             seed=self.options.seed,
             noun=self.images.noun,
@@ -220,7 +220,7 @@ class Experiment:
     def collect(self, design: Design, progress: Progress | None = None) -> None:
         """The values that the rows take from other images."""
         wanted, tokens = design.wanted, self.model.tokens
-        patches = range(tokens.prefix_tokens, tokens.tokens(self.transform.height, self.transform.width))
+        patches = tokens.ordinary_among(tokens.tokens(self.transform.height, self.transform.width))
         places, giving = wanted.groupby("image_index").indices, self._giving(design)
 
         def one(batch: Batch) -> pd.DataFrame:

@@ -109,7 +109,7 @@ class Measure:
     def schema(self) -> pyarrow.Schema:
         """Of the effects of this model."""
         own = self.model.loaded.sequences
-        text = own is not None and own.task is None and self.model.loaded.classify is not None
+        text = own is not None and own.task is None and own.predicts_next and self.model.loaded.classify is not None
         return effect_schema(() if self.task is None else self.task.columns, positions=text)
 
     def _of_images(self, indices: Sequence[int]) -> pd.DataFrame:
@@ -180,16 +180,17 @@ class Measure:
         map_, first = self.model.tokens, len(start.tokens)
         map_.check(tokens.shape[1], self.height, self.width)
         counted = torch.zeros(len(rows), tokens.shape[1], dtype=torch.bool)
-        counted[:, map_.prefix_tokens :] = True
+        ordinary = map_.ordinary_among(tokens.shape[1])
+        counted[:, ordinary.start : ordinary.stop] = True
         known = sinks[sinks[:, 1] >= 0]
         counted[known[:, 0], known[:, 1]] = False
         cls = map_.prefix.index("cls") if "cls" in map_.prefix and "cls" in self.metrics else None
         origin = members.origin[first:]
         before = tokens[0] if first == 1 else tokens[origin]
-        toward = self._toward_donors(rows, tokens[:first, map_.prefix_tokens :], origin)
+        toward = self._toward_donors(rows, tokens[:first, ordinary.start : ordinary.stop], origin)
         found = effects(before, tokens[first:], counted, cls=cls, toward_donor=toward)
         classify = self.model.loaded.classify
-        if classify is not None and "logits" in self.metrics and POSITIONS not in self.schema.names:
+        if classify is not None and "logits" in self.metrics and self.model.loaded.sequences is None:
             logits = classify(self.model.module, tokens)
             labels = [self.labels.get(str(image)) for image in rows["image"]]
             found |= answers(logits[0] if first == 1 else logits[origin], logits[first:], labels)

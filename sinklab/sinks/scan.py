@@ -187,17 +187,18 @@ def head_rows(
     shape = found["sink_index"].shape  # [B L H]
     image, layer, head = (axis.reshape(-1) for axis in np.indices(shape))
     sink = found["sink_index"].numpy().reshape(-1)
-    prefix = token_map.prefix_tokens
+    number = max(tokens)  # N, which the check found to be that of every layer
+    ordinary = token_map.ordinary_among(number)
     _, columns = token_map.grid(transform.height, transform.width)
-    kinds = np.array([*token_map.prefix, token_map.ordinary, "none"])
-    patch = np.where(sink >= prefix, sink - prefix, -1)
+    kinds = np.array([*(token_map.kind(index, number) for index in range(number)), "none"])  # −1 is the last
+    patch = np.where((sink >= ordinary.start) & (sink < ordinary.stop), sink - ordinary.start, -1)
     frame = {
         "image": np.array(batch.ids, dtype=object)[image],
         "image_index": np.array(batch.indices)[image],
         "layer": np.array(layers)[layer],
         "head": head,
         "tokens": np.array(tokens)[layer],
-        "sink_kind": kinds[np.where(sink < 0, prefix + 1, np.minimum(sink, prefix))],
+        "sink_kind": kinds[sink],
         "sink_row": np.where(patch >= 0, patch // columns, -1),
         "sink_column": np.where(patch >= 0, patch % columns, -1),
         **{name: values.numpy().reshape(-1) for name, values in found.items()},
