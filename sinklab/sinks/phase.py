@@ -14,7 +14,8 @@ import torch
 
 from sinklab.hooks.manager import HookManager, Reader
 from sinklab.parts import PartWriter, read_parts, read_rows
-from sinklab.sinks.synchrony import MEASURES, PhaseCall, synchrony
+from sinklab.sinks.phase_measures import MEASURES
+from sinklab.sinks.synchrony import PhaseCall, synchrony
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sinklab.hooks.change import hidden_by
+from sinklab.sinks.phase_measures import MEASURES, REST, SATURATED, WAYS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,17 +29,7 @@ if TYPE_CHECKING:
     from sinklab.hooks.phase import Phase
     from sinklab.hooks.seam import AttentionCall
 
-REST = 0.05
-"""Radians, root mean square over a head's phases: a token whose update before the bound is no larger is at rest."""
-SATURATED = 0.9
-"""A bound is saturated where what it gives is this share of its radius, or more."""
 ROWS = 128  # queries at a time
-WAYS = ("at_rest_self", "at_rest_cancelled", "at_rest_locked", "at_rest_velocity")
-"""In the order of the four sizes: an angle that nothing stands behind says nothing."""
-MEASURES = (
-    *("order", "order_reference", "agreement_before", "agreement_after", "repulsion", "saturated"),
-    *("global_order_before", "global_order_after", "update_rms", *WAYS, "acts"),
-)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,8 +16,8 @@ from sinklab.diagnosis import Diagnosis
 from sinklab.inputs import find_inputs
 from sinklab.sinks.options import ScanOptions
 from sinklab.sinks.phase import PARTS, gather_phase, phase_table
+from sinklab.sinks.phase_measures import MEASURES, WAYS
 from sinklab.sinks.ranks import Ranks
-from sinklab.sinks.synchrony import MEASURES, WAYS
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from sinklab.hooks.seam import AttentionCall
 from sinklab.hooks.site import find_sites
 from sinklab.models.lm_config import ABLATIONS
 from sinklab.sinks.phase import SynchronyReader
-from sinklab.sinks.synchrony import MEASURES, WAYS, factors, ways
+from sinklab.sinks.phase_measures import MEASURES, WAYS
+from sinklab.sinks.synchrony import factors, ways
 
 
 def read(model: Any, x: Tensor) -> dict[int, dict[str, Tensor]]:
