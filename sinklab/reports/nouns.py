@@ -115,7 +115,7 @@ def measured_by(config: dict[str, Any]) -> str:
     return "contribution" if named and set(named) == {"contribution"} else "value"
 
 
-CONTRIBUTION = {
+CONTRIBUTION: dict[str, Any] = {
     "axis": "contribution",
     "ratio": "contribution ratio",
     "ratio_title": "Contribution ratio",

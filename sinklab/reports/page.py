@@ -260,11 +260,17 @@ def render(
         strips=[key for key in drawn if key.startswith("strip")],
         heat_ramp=[(colour, round(overlays.opacity(place / (len(HEAT_RAMP) - 1)), 3))
                    for place, colour in enumerate(HEAT_RAMP)],
-        phases=None if found.phases is None else phase.phase_words(found.phases, found.table, found.definition),
-        rest=phase.REST,
+        phases=_phase_words(found),
         **_causal_words(config, found),
         broken=sections.records(found.table[found.table["not_finite"] > 0]),
     )  # fmt: skip
+
+
+def _phase_words(found: Findings) -> dict[str, str] | None:
+    """What is said of the phases; None for a run without."""
+    if found.phases is None:
+        return None
+    return phase.phase_words(found.phases, found.heads, found.rule, found.definition, found.words)
 
 
 def _causal_words(config: dict[str, Any], found: Findings) -> dict[str, Any]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sinklab.sinks.classify import SinkDefinition
+    from sinklab.sinks.rule import SinkRule
 
 WAY_NAME = {
     "at_rest_self": "attend to themselves",
@@ -53,19 +54,31 @@ def phase_figures(table: pd.DataFrame, words: Words) -> dict[str, captions.Drawn
     return {"phase_order": _order(table, words), "phase_push": _push(table, words), "phase_rest": _rest(table, words)}
 
 
-def phase_words(table: pd.DataFrame, heads: pd.DataFrame, definition: SinkDefinition) -> dict[str, str]:
-    """`sinks`: what this model's sinks are; `moves`: what its attention does to tokens. heads: `head_table`."""
-    return {"sinks": _sinks(table, heads, definition), "moves": _moves(table)}
+def phase_words(
+    table: pd.DataFrame, heads: pd.DataFrame, rule: SinkRule, definition: SinkDefinition, words: Words
+) -> dict[str, str]:
+    """`sinks`: what this model's sinks are; `moves`: what its attention does to tokens. heads: the run's head table."""
+    return {"sinks": _sinks(table, heads, rule, definition, words), "moves": _moves(table)}
 
 
-def _sinks(table: pd.DataFrame, heads: pd.DataFrame, definition: SinkDefinition) -> str:
-    """One sentence on the run's events as a whole, by the run's own definition."""
-    events = {name: int(heads[f"{name}_{definition.name}"].sum()) for name in ("nop", "broadcast", "intermediate")}
-    total = sum(events.values())
-    if not total:
+def _sinks(table: pd.DataFrame, heads: pd.DataFrame, rule: SinkRule, definition: SinkDefinition, words: Words) -> str:
+    """What the run's events are as a whole, by the run's own definition; a token that only itself sees is no sink."""
+    found = heads[rule.events(heads)]
+    if not len(found):
         return "This model has no sink: no key draws nearly all readers, so none locks or pulls them all."
     if definition.axis == "value_ratio_head":
         return "By this definition all sinks of this model are alike, for its values all have the same norm."
+    read = found[found["queries"] > 1]
+    if 2 * len(read) <= len(found):
+        return words.say(
+            "Most events of this run ({few:,} of {all:,}) are on a token that only itself sees, the last of a {noun}: "
+            "that is attention to oneself, and no sink that others read.",
+            few=len(found) - len(read),
+            all=len(found),
+        )
+    named = definition.classify(read)
+    events = {name: int((named == name).sum()) for name in ("nop", "broadcast", "intermediate")}
+    total = len(read)
     most = max(events, key=lambda name: events[name])
     share = f"{events[most]:,} of {plural(total, 'event')}"
     if 2 * events[most] <= total:
@@ -77,7 +90,7 @@ def _sinks(table: pd.DataFrame, heads: pd.DataFrame, definition: SinkDefinition)
             "to attend to it moves nobody."
         )
     if most == "broadcast":
-        sunk = heads[heads[f"class_{definition.name}"] == "broadcast"][["layer", "head"]]
+        sunk = read[named == "broadcast"][["layer", "head"]].drop_duplicates()
         push = float(table.merge(sunk, on=["layer", "head"])["repulsion"].mean())
         way = "pushes its readers away from" if push > HALF else "draws its readers towards"
         signs = f"; v is negative in {percent(push)} of their coordinates" if push == push else ""
@@ -164,9 +177,9 @@ def _rest(table: pd.DataFrame, words: Words) -> captions.Drawn:
         lambda width: draw_rest(table, width),
         title="The four ways of doing nothing",
         reading=f"One row a head, in percent of its tokens. A token is at rest where attention would move it by "
-        f"{REST:g} radians or less (root mean square, before the bound). That update is a product of four sizes: the attention "
-        "not paid to oneself, the length of the others’ resultant, the sine of the angle to it, and v; the first that "
-        f"alone is {REST:g} or less, else the smallest, says why. Each token is in one column.",
+        f"{REST:g} radians or less (root mean square, before the bound). That update is a product of four sizes: the "
+        "attention not paid to oneself, the length of the others’ resultant, the sine of the angle to it, and v; the "
+        f"first that alone is {REST:g} or less, else the smallest, says why. Each token is in one column.",
         counts=_windows(table, words).replace("; bars are standard", "; the table has standard"),
         alt=f"Map of the shares of tokens that do nothing, by head and reason. On average: {said}.",
         table=table[kept],
