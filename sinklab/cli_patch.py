@@ -25,7 +25,7 @@ def patch(
     ] = None,
     heads: Annotated[str, typer.Option(help="auto, or layer:head pairs like 5:3,0:2.")] = "auto",
     edits: Annotated[
-        str, typer.Option(help="Some of zero, mean, donor, ordinary, route, zero_ordinary.")
+        str, typer.Option(help="Some of zero, mean, donor, ordinary, route, zero_ordinary; null, of a model of phases.")
     ] = "zero,mean,donor,ordinary,route,zero_ordinary",
     classes: Annotated[
         str, typer.Option("--class", help="Whose heads: nop, broadcast, intermediate.")

@@ -133,6 +133,7 @@ class Model:
     def describe(self) -> dict[str, Any]:
         """Everything that run.json keeps about the model."""
         after = {site.parts.after for site in self.sites if site.parts.after is not None}
+        after |= {"bound" for site in self.sites if site.parts.phase is not None}
         return {
             **asdict(self.provenance),
             "layers": len(self.sites),
@@ -147,6 +148,7 @@ class Model:
             else "as added, LayerScale included",
             "sites": [
                 {"layer": s.layer, "name": s.name, "heads": s.heads, "kv_heads": s.kv_heads, "head_dim": s.head_dim}
+                | {"axis": s.axis}
                 for s in self.sites
             ],
         }

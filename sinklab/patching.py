@@ -130,6 +130,7 @@ def _experiment(
         model = load(str(run.path.resolve()))  # whole, or a folder called demo would be the demo model
         if config["settings"]["model"].get("parameters_dtype") == "float32":  # as the command widened it
             model.module.float()
+    options = options.fitting(model)
     found = _images(run, model, images, text)
     folder = None if held_out is None else find_images([str(held_out)])
     if folder is not None and set(_pictures(folder)) & set(_pictures(found)):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import InputError, NotFoundError
+from sinklab.hooks.phase import Phase, phase_of
 from sinklab.hooks.wrappers import unwrap
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class AttentionParts:
     """Where the residual stream with the update passes, if it is none of the block's norms."""
     eager: EagerParts | None = None
     """For an attention that makes no call: where its steps can be seen."""
+    phase: Phase | None = None
+    """Of an attention whose values are phases; its projection is then what takes G and gives it back."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,17 +99,29 @@ class Site:
         return self.parts.kv_heads or self.parts.heads
 
     @property
+    def axis(self) -> str:
+        """What a sink's size is measured by: its "value", or its "contribution" where all values have one norm."""
+        return "value" if self.parts.phase is None else "contribution"
+
+    @property
     def head_dim(self) -> int:
         """D of the values, from the shape of W_O: H·D need not be the model's width."""
+        if self.parts.phase is not None:
+            return self.parts.phase.head_dim
         return int(_output(self.parts).shape[1]) // self.parts.heads
 
     @property
     def projection_dtype(self) -> Any:
         """The weights' own floating point type."""
-        return _output(self.parts).dtype
+        return self.parts.phase.dtype if self.parts.phase is not None else _output(self.parts).dtype
 
     def output_weight(self) -> Tensor:
-        """Γ W_O as [H, C, D] in float64: head h adds z_h @ output_weight[h].T to the residual stream (sinks.md 1)."""
+        """Γ W_O as [H, C, D] in float64: head h adds z_h @ output_weight[h].T to the residual stream (sinks.md 1).
+
+        Where values are phases: to G [2k], which is not what is added to the stream.
+        """
+        if self.parts.phase is not None:
+            return self.parts.phase.places()
         weight = _output(self.parts).detach().double()
         weight = weight.reshape(weight.shape[0], self.heads, -1).transpose(0, 1)  # [H, C, D]
         if self.parts.head_scale is not None:
@@ -238,7 +253,13 @@ def _hugging_face_old(module: Any) -> AttentionParts | None:
     return _separate(module, inner.query, inner.key, dense, inner.num_attention_heads, None)
 
 
-LOCATORS: tuple[Locator, ...] = (_hugging_face_old, _in_proj, _timm, _hugging_face)
+def _phases(module: Any) -> AttentionParts | None:
+    """Kuramoto attention: no weight stands between z and G."""
+    phase = phase_of(module)
+    return None if phase is None else AttentionParts(heads=phase.heads, projection=phase.read, phase=phase)
+
+
+LOCATORS: tuple[Locator, ...] = (_phases, _hugging_face_old, _in_proj, _timm, _hugging_face)
 
 
 def _describe(module: nn.Module) -> tuple[AttentionParts | None, bool]:

@@ -236,15 +236,16 @@ class Experiment:
         import pandas as pd
 
         table = self.passes.read("values", VALUE_KEYS)
+        phases = all(site.parts.phase is not None for site in self.model.sites)
         held = set(self.held_out())
         away = {image: index for image, index in self._ids()[1].items() if image in held}
         if self.folder is None:
-            return Values(table, list(away.values()))
+            return Values(table, list(away.values()), phases=phases)
         kept = self.passes.read("held_out", VALUE_KEYS)
         if not len(kept):
-            return Values(table, [])
+            return Values(table, [], phases=phases)
         kept["image_index"] += len(self.images)  # apart from the run's own
-        return Values(pd.concat([table, kept]), sorted(set(kept["image_index"])))
+        return Values(pd.concat([table, kept]), sorted(set(kept["image_index"])), phases=phases)
 
     def measure(self, design: Design, values: Values, progress: Progress | None = None) -> dict[int, int]:
         """The effects of all edits; returns how many null edits were checked here, by layer."""

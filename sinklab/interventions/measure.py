@@ -150,6 +150,7 @@ class Measure:
         table = self.design.members.iloc[[place for own in taken for place in own]]
         place = torch.tensor([number for number, own in enumerate(taken) for _ in own])
         value, factor, routes = {}, {}, torch.zeros(len(table), dtype=torch.bool)
+        unread: set[int] = set()
         zeros: dict[int, Tensor] = {}
         for i, (layer, head, source, other) in enumerate(
             table[["layer", "head", "source", "from_index"]].itertuples(index=False)
@@ -163,6 +164,8 @@ class Measure:
                     value[i] = torch.tensor(given, dtype=torch.float64)
             if source == "route":
                 routes[i] = True
+            elif source == "null":
+                unread.add(i)
             elif source == "zero":
                 if layer not in zeros:
                     zeros[layer] = torch.zeros(self.model.sites[layer].head_dim, dtype=torch.float64)
@@ -171,7 +174,15 @@ class Measure:
                 value[i] = torch.tensor(self.values.of(source, layer, head, other))
         whole = {name: torch.tensor(table[name].to_numpy("int64")) for name in ("layer", "head", "key")}
         sinks = torch.stack([place, torch.tensor(table["sink"].to_numpy("int64"))], 1)
-        members = Members(origin=origin, row=len(places) + place, routes=routes, value=value, factor=factor, **whole)
+        members = Members(
+            origin=origin,
+            row=len(places) + place,
+            routes=routes,
+            value=value,
+            factor=factor,
+            own=frozenset(unread),
+            **whole,
+        )
         return members, sinks
 
     def _effects(

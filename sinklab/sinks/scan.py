@@ -119,11 +119,29 @@ def scan(
     ranks: Ranks,
     progress: Progress | None = None,
 ) -> Timings:
-    """Write this rank's parts of the head table; batches that lie in parts already are left out.
+    """Write this rank's parts of the head table and, where values are phases, of what attention does to them.
 
-    Raises InputError for an unreadable image under `strict_images`, for a token map that is not the model's, and
-    WriteError when the disk is full. Batches finished before an error are kept.
+    Batches that lie in parts already are left out. Raises InputError for an unreadable image under `strict_images` and
+    for a token map that is not the model's, WriteError when the disk is full. Batches finished before an error are
+    kept.
     """
+    from sinklab.sinks.phase import gather_phase
+
+    timings = scan_heads(model, images, transform, run, options, ranks, progress)
+    gather_phase(model, images, transform, run, options, ranks)
+    return timings
+
+
+def scan_heads(
+    model: Model,
+    images: InputList,
+    transform: View,
+    run: Run,
+    options: ScanOptions,
+    ranks: Ranks,
+    progress: Progress | None = None,
+) -> Timings:
+    """The head table's part of `scan`."""
     done = run.done_batches()
     share: dict[str, Any] = {"batch_size": options.batch_size, "rank": ranks.rank, "world": ranks.world}
     todo = batch_numbers(len(images), skip_batches=done, **share)
