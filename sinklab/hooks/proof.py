@@ -197,9 +197,10 @@ class _ProofReader(Reader):
         if after.shape != expected.shape:
             self.seen[site.name] |= {"update": None, "shapes": (tuple(expected.shape[1:]), tuple(after.shape[1:]))}
             return
-        added = after - before if site.parts.phase is None else on_circle(after - before)
+        added = after - before
+        apart = added - expected if site.parts.phase is None else on_circle(added - expected)  # up to whole turns
         finite = torch.isfinite(added) & torch.isfinite(expected)
-        gap = torch.where(finite, (added - expected).abs(), torch.zeros_like(added)).max()
+        gap = torch.where(finite, apart.abs(), torch.zeros_like(added)).max()
         size = torch.where(finite, expected, torch.zeros_like(expected)).abs().max()
         # the residual stream itself rounds: with a tiny LayerScale that is all that can be seen of the update
         coarser = max(x.dtype, self.seen[site.name]["dtype"], key=lambda kind: torch.finfo(kind).eps)  # autocast
