@@ -90,9 +90,8 @@ def patch(
 
         for one in to_patch(run) or [run]:  # of a training run, all its models
             with terminal.progress(noun_in(one)) as progress:
-                done = run_patch(
-                    one, images=images or None, text=text, held_out=_held_out(heldout), progress=progress, **chosen
-                )
+                places: dict[str, Any] = {"images": images or None, "text": text, "held_out": _held_out(heldout)}
+                done = run_patch(one, progress=progress, **places, **chosen)
             if os.environ.get("RANK", "0") == "0":
                 _tell(done, "tables/effects.csv" if no_report else "report.html")
 

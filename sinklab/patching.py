@@ -186,11 +186,7 @@ def _images(run: Diagnosis, model: Model, images: Any, text: str | Path | None =
     if found.sha256 == about["list_sha256"]:
         check_unchanged(run, found)
     else:
-        where = (
-            "there"
-            if images or (text is not None and str(text) not in about["sources"])
-            else "where the run found them"
-        )
+        where = "where the run found them" if [text] == about["sources"] or not (images or text) else "there"
         raise InputError(
             f"The images are not those of the run {run.path} any longer: it saw {about['count']}, and {where} are "
             f"{len(found)}, or some were changed or renamed. Give the folder that holds them."
