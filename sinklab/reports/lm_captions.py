@@ -29,7 +29,7 @@ def _curves(curves: pd.DataFrame, points: pd.DataFrame) -> Drawn:
         if len(line):
             name = figures.line_name(row["config"], row["lr"], points)
             said.append(f"{name} {fixed(float(line['validation_bpc'].iloc[-1]), 3)}")
-    solid = " A solid line is the learning rate that was chosen; numbers behind a name are rates." if several else ""
+    solid = " A solid line is the learning rate that was chosen." if several else ""
     return drawn_twice(
         "lm-curves",
         lambda width: figures.draw_curves(curves, points, width),
@@ -69,7 +69,7 @@ def _ablations(rows: pd.DataFrame) -> Drawn:
         "lm-ablations",
         lambda width: figures.draw_ablations(rows, width),
         title="What each part is worth",
-        reading="One part of the phase model taken out at a time: how many bits a byte more the validation split then "
+        reading="One part of the phase model taken out, or changed, at a time: how many bits a byte more the validation split then "
         "costs than with the whole model of the same seed. Right of the line the part helps.",
         counts=_counts(rows, "bars are medians over seeds, dots the seeds"),
         alt=f"Validation bits a byte more than the whole model: {'; '.join(said)}.",

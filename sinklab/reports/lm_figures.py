@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sinklab.reports import drawing
-from sinklab.reports.palette import INK, KIND_COLOUR, blend
+from sinklab.reports.palette import INK, KIND_COLOUR, PAPER, blend
 from sinklab.reports.sections import records
 from sinklab.reports.training_figures import SWEEP_RAMP
 
@@ -66,7 +66,7 @@ def config_colours(configs: Sequence[str]) -> dict[str, str]:
 
 def line_name(config: str, lr: float, points: pd.DataFrame) -> str:
     """What the legend calls a line: the model, and its learning rate where it had several."""
-    return config if (points["config"] == config).sum() == 1 else f"{config}, {lr:g}"
+    return config if (points["config"] == config).sum() == 1 else f"{config}, lr {lr:g}"
 
 
 def median_curve(curves: pd.DataFrame, config: str, lr: float, column: str) -> pd.DataFrame:
@@ -164,10 +164,10 @@ def draw_ablations(rows: pd.DataFrame, width: float = drawing.WIDE) -> Figure:
             axes.barh(place, float(own.median()), height=0.62, color=COLOUR["phase"])
             if len(own) > 1:
                 axes.plot(own, [place] * len(own), linestyle="none", marker="o", markersize=3.5, color=INK,
-                          markerfacecolor="white", markeredgewidth=0.7)  # fmt: skip
+                          markerfacecolor=PAPER, markeredgewidth=0.7)  # fmt: skip
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.set_yticks(range(len(names)), [name.partition("+")[2].replace("-", " ") for name in names])
         axes.invert_yaxis()
-        axes.set(title="Validation, bits a byte more than the whole model")
+        axes.set(title="Validation, bits a byte more")
         axes.grid(axis="x", which="major")
     return figure

@@ -91,12 +91,12 @@ def _patched(run: Run) -> dict[str, Any]:
     return told
 
 
-def sink_rows(sinks: pd.DataFrame) -> list[dict[str, str]]:
-    """The table's cells in words."""
+def sink_rows(sinks: pd.DataFrame, folder: Path) -> list[dict[str, str]]:
+    """The table's cells in words; `report` is the way from the page to the diagnosis' own, "" where it wrote none."""
     return [
         {
             "member": str(row["member"]),
-            "report": f"{DIAGNOSED}/{row['member']}/report.html",
+            "report": page if (folder / page).is_file() else "",
             "heads": f"{row['sinking']} of {row['heads']}",
             **{name: str(row[name]) for name in CLASSES},
             "kinds": ", ".join(f"{KIND_NAME[kind]} {row[kind]}" for kind in _kinds(row)) or "–",
@@ -106,6 +106,7 @@ def sink_rows(sinks: pd.DataFrame) -> list[dict[str, str]]:
             "rule": f"{row['rule']}, {row['definition']}",
         }
         for row in records(sinks)
+        for page in [f"{DIAGNOSED}/{row['member']}/report.html"]
     ]
 
 

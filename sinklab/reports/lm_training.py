@@ -39,7 +39,7 @@ def gather(run: Run, writer: str) -> tuple[dict[str, pd.DataFrame], list[Drawn],
         samples = _samples(run.path, saved["training"], members)
     with reading(run.path / "tables", writer):
         drawn = lm_captions.draw_all(saved, config["settings"]["sweep"])
-        shown = _shown(config, saved, sinks, samples)
+        shown = _shown(run.path, config, saved, sinks, samples)
     if len(sinks):
         saved["sinks"] = sinks
     return saved, drawn, shown
@@ -73,7 +73,11 @@ def legible(content: bytes) -> str:
 
 
 def _shown(
-    config: dict[str, Any], saved: dict[str, pd.DataFrame], sinks: pd.DataFrame, samples: list[dict[str, str]]
+    folder: Path,
+    config: dict[str, Any],
+    saved: dict[str, pd.DataFrame],
+    sinks: pd.DataFrame,
+    samples: list[dict[str, str]],
 ) -> dict[str, Any]:
     configs = list(dict.fromkeys(saved["training"]["config"].astype(str)))
     return {
@@ -87,7 +91,7 @@ def _shown(
         "seeds": sorted(int(seed) for seed in saved["differences"]["seed"].unique()),
         "samples": samples,
         "sink_sentence": lm_sinks.families_sentence(sinks) if len(sinks) else "",
-        "sinks": lm_sinks.sink_rows(sinks) if len(sinks) else [],
+        "sinks": lm_sinks.sink_rows(sinks, folder) if len(sinks) else [],
         "judged": lm_sinks.judged_by(sinks) if len(sinks) else "",
         "notes": [str(note) for note in config.get("notes", [])],
         "kuramoto": KURAMOTO,

@@ -47,6 +47,13 @@ def is_training(run: Run) -> bool:
     return run.config.get("purpose") == "training"
 
 
+def shows_sinks(run: Run) -> bool:
+    """Whether a run is a finished training whose page says what its models' sinks are, once they are diagnosed."""
+    about, settings = run.config, run.config.get("settings")
+    kind = settings.get("kind") if isinstance(settings, dict) else None
+    return is_training(run) and about.get("status") == "complete" and kind == "lm"
+
+
 def write_training_report(run: Run) -> Path:
     """Write RUN/figures/*.{svg,png,csv} and RUN/report.html of a finished training; returns the page's path.
 
