@@ -69,8 +69,8 @@ def _ablations(rows: pd.DataFrame) -> Drawn:
         "lm-ablations",
         lambda width: figures.draw_ablations(rows, width),
         title="What each part is worth",
-        reading="One part of the phase model taken out, or changed, at a time: how many bits a byte more the validation split then "
-        "costs than with the whole model of the same seed. Right of the line the part helps.",
+        reading="One part of the phase model taken out, or changed, at a time: how many bits a byte more the "
+        "validation split then costs than with the whole model of the same seed. Right of the line the part helps.",
         counts=_counts(rows, "bars are medians over seeds, dots the seeds"),
         alt=f"Validation bits a byte more than the whole model: {'; '.join(said)}.",
         table=rows,

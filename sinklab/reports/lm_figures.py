@@ -146,9 +146,11 @@ def draw_sweep(training: pd.DataFrame, points: pd.DataFrame, width: float = draw
 
 def ablation_rows(differences: pd.DataFrame) -> pd.DataFrame:
     """[config, against, seed, difference] in validation bits a byte of ablations, the dearest by its median first."""
-    whole = differences["config"].str.partition("+")[0]
-    ablated = differences["config"].str.contains("+", regex=False) & (whole == differences["against"])
-    rows = differences[(differences["measure"] == "validation_bpc") & ablated]
+    ablated = [
+        row["measure"] == "validation_bpc" and str(row["config"]).startswith(f"{row['against']}+")
+        for row in records(differences)
+    ]
+    rows = differences.iloc[[place for place, own in enumerate(ablated) if own]]
     order = rows.groupby("config")["difference"].median().sort_values(ascending=False, kind="stable").index
     place = rows["config"].map({name: place for place, name in enumerate(order)})
     return rows.loc[place.sort_values(kind="stable").index, ["config", "against", "seed", "difference"]]
