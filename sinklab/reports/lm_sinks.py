@@ -32,7 +32,7 @@ WRITER = "sinklab diagnose RUN --overwrite"
 AGREEMENT = {"True": "agree", "False": "do not agree", "": "undecided"}
 
 
-def read_sinks(folder: Path, training: pd.DataFrame, members: Mapping[str, tuple[str, int]]) -> pd.DataFrame:
+def read_sinks(folder: Path, members: Mapping[str, tuple[str, int]]) -> pd.DataFrame:
     """One row a finished diagnosis below `folder`, in the order of `members` (member → model and seed).
 
     Columns: member, config, seed, rule, definition, sequences, heads, sinking, a count of heads for each class and for
@@ -134,7 +134,7 @@ def families_sentence(sinks: pd.DataFrame) -> str:
 
 
 def _family_words(name: str, mine: pd.DataFrame) -> str:
-    """ "in 3 phase models 4 of 12 heads sink (3 NOP and 1 broadcast), on the first token in 4 of them"."""
+    """ "in 3 phase models 4 of 12 heads sink (3 NOP and 1 broadcast), to the first token (4), where ..."."""
     sinking, heads = int(mine["sinking"].sum()), int(mine["heads"].sum())
     models = plural(len(mine), f"{name} model")
     if not sinking:
@@ -145,7 +145,7 @@ def _family_words(name: str, mine: pd.DataFrame) -> str:
     ratio = "contribution" if name == "phase" else "value"
     return (
         f"in {models} {sinking} of {plural(heads, 'head')} ({percent(sinking / heads)}) "
-        f"{'sinks' if sinking == 1 else 'sink'}, {classes}, mostly to {kinds}, where the {ratio} is "
+        f"{'sinks' if sinking == 1 else 'sink'}, {classes}, to {kinds}, where the {ratio} is "
         f"{fixed(float(mine['median_ratio'].median()))} times the others’ and the update’s stable rank "
         f"{fixed(float(mine['median_stable_rank'].median()))} (medians)"
     )

@@ -33,8 +33,8 @@ def gather(run: Run, writer: str) -> tuple[dict[str, pd.DataFrame], list[Drawn],
         with reading(run.path / f"tables/{name}.csv", writer):
             saved[name] = run.table(name)
     config = run.config
-    members = _members(config)
-    sinks = lm_sinks.read_sinks(run.path, saved["training"], members)
+    members = members_of(config)
+    sinks = lm_sinks.read_sinks(run.path, members)
     with reading(run.path / "training", writer):
         samples = _samples(run.path, saved["training"], members)
     with reading(run.path / "tables", writer):
@@ -45,7 +45,7 @@ def gather(run: Run, writer: str) -> tuple[dict[str, pd.DataFrame], list[Drawn],
     return saved, drawn, shown
 
 
-def _members(config: dict[str, Any]) -> dict[str, tuple[str, int]]:
+def members_of(config: dict[str, Any]) -> dict[str, tuple[str, int]]:
     """Member → model and seed, from its name "seed-0/phase-tiny" or "seed-0/phase-tiny/lr=0.001"."""
     found = {}
     for name in config["members"]:
