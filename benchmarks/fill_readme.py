@@ -99,12 +99,21 @@ def kuramoto_text(result: dict[str, Any]) -> str:
     return words(result)
 
 
+def truth_text(result: dict[str, Any]) -> str:
+    """What the freshly trained tasks were named: `toy_truth.py`."""
+    from toy_words import truth_text as words
+
+    return words(result)
+
+
 def filled(text: str) -> str:
     """A page with every block whose result file exists."""
     files = {"demo": "demo.json", "speed": "diagnose.json", "patch": "patch.json", "toy": "toy_tables.json"}
     files |= {"lm": "lm_tables.json", "kuramoto": "kuramoto.json"}
+    files["truth"] = "toy_truth.json"
     written = {"demo": demo_text, "speed": speed_text, "patch": patch_text, "toy": toy_text}
     written |= {"lm": lm_text, "kuramoto": kuramoto_text}
+    written["truth"] = truth_text
     for name, words in written.items():
         if f"<!-- {name}:begin -->" not in text:
             continue

@@ -49,6 +49,19 @@ def toy_text(result: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def truth_text(result: dict[str, Any]) -> str:
+    """The block "Named as they were trained" of docs/controlled-tasks.md."""
+    rows = []
+    for task in ("nop", "broadcast"):
+        for seed, one in result[task]["seeds"].items():
+            head = one["heads"][0]
+            named = [f"{100 * one['named'][name]:.4g} %" for name in ("causal", "counts")]
+            place = f"layer {head['layer']}, head {head['head']}"
+            rows.append([task, seed, f"{one['events']:,} of {one['sequences']:,}", *named, place, head["verdict"]])
+    heads = ["task", "seed", "sequences with a sink", "named so by `causal`", "by `counts`", "edited", "behaves as"]
+    return markdown(heads, rows)
+
+
 def _made(entry: dict[str, Any]) -> str:
     """The command, the budget, the claims and the cost, in sentences."""
     checked, held = entry["claims"]["checked"], entry["claims"]["held"]

@@ -43,7 +43,8 @@ ModelName = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="demo, timm:NAME, openclip:ARCH[/TAG or FILE], hf:REPO_OR_DIR, dinov2:NAME, a PATH (`sinklab models`).",
+        help="demo, timm:NAME, openclip:ARCH[/TAG or FILE], hf:REPO_OR_DIR, tlens:REPO_OR_DIR, dinov2:NAME, a PATH "
+        "(`sinklab models`).",
     ),
 ]
 Weights = Annotated[Path | None, typer.Option(help="A local weights file for the architecture named.")]

@@ -21,9 +21,12 @@ def patch(
         list[str] | None,
         typer.Argument(metavar="IMAGES", help="Where the run's images are now; by default where they were."),
     ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Where a language model's text is now; by default where the run found it.")
+    ] = None,
     heads: Annotated[str, typer.Option(help="auto, or layer:head pairs like 5:3,0:2.")] = "auto",
     edits: Annotated[
-        str, typer.Option(help="Some of zero, mean, donor, ordinary, route, zero_ordinary.")
+        str, typer.Option(help="Some of zero, mean, donor, ordinary, route, zero_ordinary; null, of a model of phases.")
     ] = "zero,mean,donor,ordinary,route,zero_ordinary",
     classes: Annotated[
         str, typer.Option("--class", help="Whose heads: nop, broadcast, intermediate.")
@@ -89,7 +92,9 @@ def patch(
         trained = to_patch(run)  # of a training run, all its models
         for one in trained or [run]:
             with terminal.progress(noun_in(one)) as progress:
-                done = run_patch(one, images=images or None, held_out=_held_out(heldout), progress=progress, **chosen)
+                done = run_patch(
+                    one, images=images or None, text=text, held_out=_held_out(heldout), progress=progress, **chosen
+                )
             if os.environ.get("RANK", "0") == "0":
                 _tell(done, "tables/effects.csv" if no_report else "report.html")
         if trained and not no_report:

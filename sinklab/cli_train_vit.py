@@ -23,7 +23,7 @@ def train_vit_command(
     images: Annotated[
         list[str] | None,
         typer.Option(
-            "--data", metavar="SOURCE", help="Folder of class folders, or WebDataset shards; default: built-in images."
+            "--data", metavar="SOURCE", help="Class folders, WebDataset shards, Parquet or Arrow; default: built-in."
         ),
     ] = None,
     validation: Annotated[
@@ -78,10 +78,10 @@ def train_vit_command(
 
         shown = scored = None
         if images:
-            from sinklab.data.labelled import photographs
+            from sinklab.data.labelled import labelled_images
 
-            shown = photographs(images)
-            scored = photographs(validation, classes=shown.classes or None) if validation else None
+            shown = labelled_images(images)
+            scored = labelled_images(validation, classes=shown.classes or None) if validation else None
         elif validation:
             raise InputError("--validation belongs to --data: the built-in images bring their own.")
         members = [f"seed-{seed}/{one.name}" for seed in numbers for one in chosen]

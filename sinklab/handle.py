@@ -56,7 +56,7 @@ class Model:
 
     @property
     def tokens(self) -> TokenMap:
-        """CLS, registers and the grid of patches."""
+        """CLS, registers and the grid of patches; or the beginning of a text, and the text."""
         return self.loaded.tokens
 
     @property
@@ -133,11 +133,13 @@ class Model:
     def describe(self) -> dict[str, Any]:
         """Everything that run.json keeps about the model."""
         after = {site.parts.after for site in self.sites if site.parts.after is not None}
+        after |= {"bound" for site in self.sites if site.parts.phase is not None}
         return {
             **asdict(self.provenance),
             "layers": len(self.sites),
             "heads": max(site.heads for site in self.sites),
             "prefix": list(self.tokens.prefix),
+            **({"suffix": list(self.tokens.suffix)} if self.tokens.suffix else {}),
             "patch_size": list(self.tokens.patch_size),
             "ordinary": self.tokens.ordinary,
             "preprocessing": None if self.preprocessing is None else asdict(self.preprocessing),
@@ -146,6 +148,7 @@ class Model:
             else "as added, LayerScale included",
             "sites": [
                 {"layer": s.layer, "name": s.name, "heads": s.heads, "kv_heads": s.kv_heads, "head_dim": s.head_dim}
+                | {"axis": s.axis}
                 for s in self.sites
             ],
         }
@@ -172,9 +175,9 @@ def load(
 ) -> Model:
     """A model by name, ready to be diagnosed.
 
-    Names: `demo`, `timm:NAME`, `openclip:ARCH[/TAG or FILE]`, `hf:REPO_OR_DIR`, `dinov2:NAME`, `toy:NAME`, or the path
-    of a checkpoint with a sidecar config or of a run folder, one that trained a model included (`sinklab models` prints
-    the table). With a local file nothing touches the network.
+    Names: `demo`, `timm:NAME`, `openclip:ARCH[/TAG or FILE]`, `hf:REPO_OR_DIR`, `tlens:REPO_OR_DIR`, `dinov2:NAME`,
+    `toy:NAME`, or the path of a checkpoint with a sidecar config or of a run folder, one that trained a model included
+    (`sinklab models` prints the table). With a local file nothing touches the network.
 
     Args:
         weights: a local file for the architecture named.
@@ -204,16 +207,20 @@ def attach(
     tokens: TokenMap | None = None,
     preprocessing: Preprocessing | None = None,
     name: str = "attached",
+    tokenizer: Any | None = None,
 ) -> Model:
     """A handle for a model already in memory; wrappers (torch.compile, DDP, FSDP) are looked through.
 
-    `tokens` and `preprocessing` are inferred for timm, OpenCLIP and Hugging Face classes; for others give at least the
-    tokens. Raises InputError where they cannot be known, NotFoundError where no attention layer is found.
+    `tokens` and `preprocessing` are inferred for timm, OpenCLIP, Hugging Face and TransformerLens classes; for others
+    give at least the tokens. A language model reads text with `tokenizer` (transformers'), or else ids. Raises
+    InputError where they cannot be known, NotFoundError where no attention layer is found.
     """
     from sinklab.hooks.wrappers import unwrap
     from sinklab.models.load import from_module
 
-    return _handle(from_module(unwrap(module), tokens=tokens, preprocessing=preprocessing, name=name))
+    return _handle(
+        from_module(unwrap(module), tokens=tokens, preprocessing=preprocessing, name=name, tokenizer=tokenizer)
+    )
 
 
 def as_model(given: Model | nn.Module | str) -> Model:

@@ -48,20 +48,29 @@ def find_inputs(
         from sinklab.data.toy_sequences import toy_sequences
 
         return toy_sequences(wanted.task).sample(limit, seed=seed)
-    return _windows(wanted, text, limit)
+    return _windows(model.name, wanted, text, limit)
 
 
-def _windows(wanted: SequenceInput, text: str | Path | None, limit: int | None) -> InputList:
+def _windows(name: str, wanted: SequenceInput, text: str | Path | None, limit: int | None) -> InputList:
     from sinklab.data.text import open_text
     from sinklab.data.text_sequences import text_sequences
 
+    if wanted.vocabulary is None and wanted.tokenizer is None:
+        raise InputError(
+            f"{name} reads token ids, and no tokenizer came with it: give one (sinklab.attach(..., tokenizer=...)), or "
+            "put its files beside the weights, or give ids as a SequenceList."
+        )
     if text is None and wanted.text not in (None, "stdlib"):
         raise InputError(f"The model was trained on {wanted.text}: name that text, or another, with --text.")
     opened = open_text("stdlib" if text is None else text)
     if wanted.vocabulary is not None:
         opened = opened.numbered_by(bytes(wanted.vocabulary))
     named = replace(opened, name="stdlib" if text is None else str(text))
-    return text_sequences(named, wanted.tokens, limit=limit)
+    if wanted.tokenizer is None:
+        return text_sequences(named, wanted.tokens, limit=limit)
+    from sinklab.data.text_tokens import Reading, token_sequences
+
+    return token_sequences(named, Reading(length=wanted.tokens, **vars(wanted.tokenizer)), limit=limit)
 
 
 def view_for(model: Model, size: int | str) -> View:
@@ -76,6 +85,7 @@ def view_for(model: Model, size: int | str) -> View:
         return SequenceView(
             tokens=wanted.tokens,
             prefix=model.tokens.prefix_tokens,
+            suffix=len(model.tokens.suffix),
             channels=wanted.channels,
             vocabulary=wanted.vocabulary,
         )

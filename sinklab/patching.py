@@ -41,6 +41,7 @@ def patch(
     model: Model | None = None,
     images: str | Path | Sequence[str | Path] | None = None,
     *,
+    text: str | Path | None = None,
     options: PatchOptions | None = None,
     held_out: float | str | Path | None = None,
     device: str | None = None,
@@ -58,6 +59,7 @@ def patch(
         run: the run, or its folder; of a training run with one diagnosed model, that.
         model: the run's model; None loads it again as the run was told to.
         images: where the run's images are now; None looks where they were.
+        text: where a language model's text is now; None looks where it was.
         options: a `PatchOptions`, or give its fields by name: heads, edits, classes, per_class, joint, seed, …
         held_out: images that are not edited and give the mean values: a share of the run's own, or a folder.
         device: "cpu", "cuda", "auto", …; None leaves the model where it is.
@@ -81,7 +83,7 @@ def patch(
     if resume and overwrite:
         raise InputError("--resume goes on with a patching and --overwrite replaces it: give one of them.")
     with ranks() as own:
-        experiment = _experiment(opened, model, images, options, folder, device, workers, own)
+        experiment = _experiment(opened, model, images, text, options, folder, device, workers, own)
         choice = experiment.choice()
         _run(experiment, choice, own, overwrite, resume, command, progress)
         if report and own.first:
@@ -108,6 +110,7 @@ def _experiment(
     run: Diagnosis,
     model: Model | None,
     images: Any,
+    text: str | Path | None,
     options: PatchOptions,
     held_out: str | Path | None,
     device: str | None,
@@ -127,7 +130,8 @@ def _experiment(
         model = load(str(run.path.resolve()))  # whole, or a folder called demo would be the demo model
         if config["settings"]["model"].get("parameters_dtype") == "float32":  # as the command widened it
             model.module.float()
-    found = _images(run, model, images)
+    options = options.fitting(model)
+    found = _images(run, model, images, text)
     folder = None if held_out is None else find_images([str(held_out)])
     if folder is not None and set(_pictures(folder)) & set(_pictures(found)):
         raise InputError("Held-out images are images that are not edited, but some of them are the run's own.")
@@ -165,7 +169,7 @@ def _pictures(images: InputList) -> list[tuple[str, int | None]]:
     return [(ref.path, ref.offset) for ref in images]
 
 
-def _images(run: Diagnosis, model: Model, images: Any) -> InputList:
+def _images(run: Diagnosis, model: Model, images: Any, text: str | Path | None = None) -> InputList:
     """The run's own list of inputs, found again. InputError if it is another list now."""
     from sinklab.data.images import find_images
     from sinklab.inputs import find_inputs
@@ -176,12 +180,17 @@ def _images(run: Diagnosis, model: Model, images: Any) -> InputList:
     pictures = images or (about["sources"] if model.loaded.sequences is None else None)
     given = None if pictures is None else find_images(pictures, limit=limit, seed=seed)
     own = model.loaded.sequences
-    text = about["sources"][0] if own is not None and own.task is None and given is None else None
+    if text is None and own is not None and own.task is None and given is None:
+        text = about["sources"][0]
     found = find_inputs(model, given, text=text, limit=limit, seed=seed)
     if found.sha256 == about["list_sha256"]:
         check_unchanged(run, found)
     else:
-        where = "there" if images else "where the run found them"
+        where = (
+            "there"
+            if images or (text is not None and str(text) not in about["sources"])
+            else "where the run found them"
+        )
         raise InputError(
             f"The images are not those of the run {run.path} any longer: it saw {about['count']}, and {where} are "
             f"{len(found)}, or some were changed or renamed. Give the folder that holds them."

@@ -219,7 +219,7 @@ class Run:
         if path.suffix == ".parquet":
             return read_sealed(path).to_pandas()
         try:
-            return pd.read_csv(path)
+            return pd.read_csv(path, keep_default_na=False, na_values=[""])  # null is the name of an edit
         except ValueError as error:  # pandas' own errors among them
             raise InputError(f"{path} cannot be read as a table: {error}.") from error
 

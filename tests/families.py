@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
+import language_models
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ def pixels(name: str, batch: int = 2, seed: int = 1) -> Tensor:
     """An input of that family: [B 3 H W], or token numbers [B N]."""
     generator = torch.Generator().manual_seed(seed)
     if FAMILIES[name].text:
-        return torch.randint(0, 50, (batch, FAMILIES[name].tokens), generator=generator)
+        return torch.randint(0, language_models.SYMBOLS, (batch, FAMILIES[name].tokens), generator=generator)
     return torch.randn(batch, 3, IMAGE, IMAGE, generator=generator)
 
 
@@ -227,6 +228,10 @@ def hugging_face(model: str, config: str, **options: Any) -> nn.Module:
     return getattr(transformers, model)(settings)
 
 
+def _language(kind: str, **facts: Any) -> Family:
+    return Family(build=partial(language_models.core, kind), tokens=11, text=True, **facts)
+
+
 _PATCHES = (IMAGE // PATCH) ** 2
 _vit = partial(Family, tokens=_PATCHES + 1)
 FAMILIES: dict[str, Family] = {
@@ -278,4 +283,7 @@ FAMILIES: dict[str, Family] = {
         causal=True,
         text=True,
     ),
+    "hf gpt2": _language("gpt2", causal=True),
+    "hf qwen3": _language("qwen3", kv_heads=2, causal=True),
+    "hf bert": _language("bert"),
 }

@@ -10,8 +10,8 @@ Where the definitions leave a choice, this file makes it:
   as torch does for Q ≠ N). A mask together with `is_causal` is refused, as torch refuses it.
 - A query counts if it sees at least two keys; with one key its attention is 1 by construction, with none there
   is no row. Queries that do not count are in no statistic.
-- inflow_j is the mean of A_ij over the counted queries, 0 from those that cannot see j. Keys no counted query sees are no
-  candidates. The sink s is the argmax, the lowest index among exact ties.
+- inflow_j is the mean of A_ij over the counted queries, 0 from those that cannot see j. Keys that no counted query
+  sees are no candidates. The sink s is the argmax, the lowest index among exact ties.
 - `queries`, `routed_count`, `routed_fraction` and `min_attention` speak of the counted queries that see s;
   `entropy`, `update_norm` and the ranks of all counted queries.
 - Value ratios compare s with the other candidates; a mean of exactly 0 counts as 1e-12.

@@ -4,6 +4,7 @@
 |---|---|
 | `cats/1.jpg`, `dogs/2.jpg` below the folder given | the first folder's name |
 | a shard with `0001.jpg` and `0001.cls` | the number, or the name, in the .cls |
+| a Parquet or Arrow table (`data.image_tables`) | its column `label` |
 | anything else | none: such pictures train everything but the probe |
 """
 
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from sinklab.data.decode import open_image
 from sinklab.data.image_list import ImageList, ImageRef, as_text
+from sinklab.data.image_tables import ImageTable, table_files
 from sinklab.data.sources import find_images
 from sinklab.errors import InputError
 
@@ -79,6 +81,19 @@ def photographs(
         )
     labels = tuple(-1 if name is None else numbers[name] for name in names)
     return Photographs(images=images, labels=labels, classes=known)
+
+
+def labelled_images(sources: Sequence[str | Path], *, classes: Sequence[str] | None = None) -> Photographs | ImageTable:
+    """Pictures with labels from files, folders and shards (`photographs`), or from Parquet and Arrow tables.
+
+    Raises InputError where tables and other sources are given together.
+    """
+    files = [table_files(source) for source in sources]
+    if not any(files):
+        return photographs(sources, classes=classes)
+    if not all(files):
+        raise InputError("Tables of images (.parquet, .arrow) and other sources cannot be given together.")
+    return ImageTable([path for found in files for path in found], classes=classes)
 
 
 def _order(name: str) -> tuple[bool, int, str]:

@@ -31,6 +31,8 @@ class SequenceView:
     """N."""
     prefix: int = 0
     """How many of them are prefix tokens of the model's map."""
+    suffix: int = 0
+    """How many are suffix tokens."""
     channels: int | None = None
     """C; None for token ids."""
     vocabulary: tuple[int, ...] | None = None
@@ -44,7 +46,7 @@ class SequenceView:
     @property
     def width(self) -> int:
         """Ordinary tokens."""
-        return self.tokens - self.prefix
+        return self.tokens - self.prefix - self.suffix
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from sinklab.hooks.site import Site
 
 
+OWN_ROWS = 128
+"""Queries at a time whose pattern is computed anew."""
+
+
 class Change(Protocol):
     """What `HookManager.edit` takes: it says where it acts, and asks for changes when its layer's call comes."""
 
@@ -47,6 +51,7 @@ class Changes:
         """After `applied`: pair (row · H + head) → queries that lost their only key, and keep what they had."""
         self._values: list[tuple[Tensor, Tensor, Tensor]] = []  # pair numbers, keys, values
         self._hidden: list[tuple[Tensor, Tensor]] = []
+        self._own: list[tuple[Tensor, Tensor]] = []
 
     def set_value(self, rows: Tensor, heads: Tensor, keys: Tensor, values: Tensor) -> None:
         """v of `keys` becomes `values` [R D] in the heads of the images `rows`; all indices [R] int64."""
@@ -68,6 +73,13 @@ class Changes:
         """No query attends to `keys` [R] any longer; the rows of the pattern still sum to 1."""
         self._hidden.append((self._pair(rows, heads), keys))
 
+    def give_own(self, rows: Tensor, heads: Tensor, keys: Tensor) -> None:
+        """Every query reads its own value in place of that of `keys` [R]: where values are phases, nothing at all.
+
+        Raises InputError, when applied, for a head of which something else is asked as well.
+        """
+        self._own.append((self._pair(rows, heads), keys))
+
     def _pair(self, rows: Tensor, heads: Tensor) -> Tensor:
         return rows.cpu() * self.call.q.shape[1] + heads.cpu()
 
@@ -77,6 +89,7 @@ class Changes:
         A pair whose values turn out to be those already there keeps its very z. A query all of whose keys are hidden
         keeps its z too, and is counted in `kept`.
         """
+        z = self._with_own(z)
         asked = [pair for pair, *_ in (*self._values, *self._hidden)]
         if not asked or not sum(map(len, asked)):
             return z
@@ -90,6 +103,27 @@ class Changes:
                 rows, heads = (x.to(z.device) for x in (some // z.shape[1], some % z.shape[1]))
                 before = z[rows, heads]
                 z[rows, heads] = self._computed(some, self.call.pairs(rows, heads), before, hiding=hiding)
+        return z
+
+    def _with_own(self, z: Tensor) -> Tensor:
+        """z + A_:s (v_i − v_s) for the pairs that `give_own` named, in float64 where the device has it."""
+        if not self._own:
+            return z
+        pairs, keys = (torch.cat(own) for own in zip(*self._own, strict=True))
+        others = torch.cat([pair for pair, *_ in (*self._values, *self._hidden)] or [pairs[:0]])
+        if len(pairs.unique()) < len(pairs) or bool(torch.isin(pairs, others).any()):
+            raise InputError("A head whose queries read their own value in place of a key's takes no other edit.")
+        z, keys = z.clone(), keys.to(z.device)
+        rows, heads = (x.to(z.device) for x in (pairs // z.shape[1], pairs % z.shape[1]))
+        call, exact = self.call.pairs(rows, heads), torch.float32 if z.device.type == "mps" else torch.float64
+        v = call.v[:, 0].to(exact)  # [R N D]
+        sink = v.gather(1, keys[:, None, None].expand(-1, 1, v.shape[-1]))
+        own = v[:, v.shape[1] - z.shape[2] :]  # of the queries, [R Q D]
+        for start in range(0, z.shape[2], OWN_ROWS):
+            some = slice(start, start + OWN_ROWS)
+            pattern = call.pattern(some, dtype=exact)[:, 0]  # [R q N]
+            paid = pattern.gather(-1, keys[:, None, None].expand(-1, pattern.shape[1], 1))
+            z[rows, heads, some] = (z[rows, heads, some].to(exact) + paid * (own[:, some] - sink)).to(z.dtype)
         return z
 
     def _computed(self, pairs: Tensor, call: AttentionCall, before: Tensor, *, hiding: bool) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import torch
 
 from sinklab.errors import InputError, NotFoundError
 from sinklab.hooks.change import Change, Changes, edited_by
+from sinklab.hooks.eager import listen
 from sinklab.hooks.reader import Reader as Reader
 from sinklab.hooks.reader import on_input, on_output, on_projection, overrides, recomputing, require_reader
 from sinklab.hooks.refusals import many_calls, no_call, refuse_dropout, refuse_meta
@@ -206,6 +208,10 @@ class HookManager:
 
         keep(site.attention.register_forward_pre_hook(on_start))
         keep(site.attention.register_forward_hook(on_end, always_call=True))
+        if site.parts.eager is not None:
+            here = (lambda: self._running[-1:] == [site], partial(self._z, site), partial(self._heard, site))
+            for handle in listen(site, *here):
+                keep(handle)
         reader = self.reader
         if reader is None:
             return
@@ -226,28 +232,33 @@ class HookManager:
         """z of an attention call, edited as this manager was asked to."""
         if not self._running:  # a pooling head, or a layer that was not asked for
             return SDPA(*args, **kwargs)
-        site = self._running[-1]
-        call = read_call(args, kwargs)
+        site, call = self._running[-1], read_call(args, kwargs)
+        # the model's own arguments, so that the kernel chosen is the model's own
+        return self._z(site, call, lambda: SDPA(*args, **kwargs))
+
+    def _z(self, site: Site, call: AttentionCall, own: Callable[[], Tensor] | None = None) -> Tensor:
+        """z of this call: that which `own` computes, or which the call has, or `attend`'s; edited."""
         if call.q.shape[1] != site.heads or call.v.shape[-1] != site.head_dim:
             raise InputError(
                 f"Site {site.name!r} declares {site.heads} heads of dim {site.head_dim}, but its attention ran with "
                 f"{call.q.shape[1]} heads of dim {call.v.shape[-1]}."
             )
-        # the model's own arguments, so that the kernel chosen is the model's own
-        z = SDPA(*args, **kwargs) if self.attend is None else self.attend(site, call)
+        z = self.attend(site, call) if self.attend is not None else call.z if own is None else own()
+        assert z is not None
         if self._edits:
             with plain_kernel():
                 z = self._edited(site, call, z)
         return z
 
     def _tell(self, args: Sequence[Any], kwargs: Mapping[str, Any], z: Tensor) -> None:
+        if self._running:
+            self._heard(self._running[-1], read_call(args, kwargs).with_z(z))
+
+    def _heard(self, site: Site, call: AttentionCall) -> None:
         """Count the call, and tell the reader of it."""
-        if not self._running:
-            return
-        site = self._running[-1]
         self._calls[site.name] += 1
         if self.reader is not None:
-            self.reader.attention(site, read_call(args, kwargs).with_z(z))
+            self.reader.attention(site, call)
 
     def _edited(self, site: Site, call: AttentionCall, z: Tensor) -> Tensor:
         changes, tokens = Changes(call), getattr(self.model, "tokens", None)

@@ -13,6 +13,7 @@ import torch
 
 from sinklab.errors import InputError, NotFoundError
 from sinklab.hooks.manager import HookManager, Reader
+from sinklab.hooks.phase import on_circle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 ROWS = 32  # queries a site whose pattern is rebuilt in float64
 RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 8e-2}
+CACHES = ("cache", "past_key_values", "past_key_value")
+"""Where Hugging Face's attention keeps keys and values for the next tokens: a second run must not add to them."""
 STAND_IN = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 8e-2}
 
 
@@ -44,7 +47,8 @@ class Proof:
     kernel: float
     """|A v − z|: the pattern rebuilt from q, k, mask and scale gives the kernel's own z."""
     update: float | None
-    """|Σ_h U_h + Γ b_O − (resid_mid − resid_pre)|; None where the block hides resid_mid."""
+    """|Σ_h U_h + Γ b_O − (resid_mid − resid_pre)|; None where the block hides resid_mid. Where values are phases,
+    Σ_h U_h is bound(v ⊙ a) of all heads' G, and the difference is taken on the circle."""
     limit: float
     """What the errors may come to in this precision."""
     note: str
@@ -134,10 +138,13 @@ class _ProofReader(Reader):
     def __init__(self) -> None:
         self.seen: dict[str, dict[str, Any]] = {}
         self._before: dict[str, Tensor] = {}
+        self._velocity: dict[str, Tensor] = {}
         self._again = False
 
     def resid_pre(self, site: Site, x: Tensor) -> None:
         self._before[site.name] = x.detach()[:1].clone()
+        if site.parts.phase is not None:
+            self._velocity[site.name] = site.parts.phase.velocity(self._before[site.name])
 
     def attention(self, site: Site, call: AttentionCall) -> None:
         z = call.z
@@ -154,12 +161,17 @@ class _ProofReader(Reader):
         rebuilt = pattern @ first.v[:, first.kv_head].double()
         errors["kernel"], _ = _difference(rebuilt.to(torch.float64), z[:1, :, rows].double(), finite_only=True)
         self.seen[site.name] = {**errors, "dtype": z.dtype, "kv": first.k.shape[1], "z": z.detach()[:1]}
+        if site.parts.phase is not None:
+            self.seen[site.name]["own"] = site.parts.phase.own(first.v, first.q.shape[2])
 
     def projected(self, site: Site, x: Tensor, update: Tensor) -> None:
         if self._again or site.name not in self.seen:  # no call was seen: the manager is about to say so
             return
         seen = self.seen[site.name]
         z = seen.pop("z")
+        if site.parts.phase is not None:
+            seen["update"] = self._phase_update(site, z, seen.pop("own"))
+            return
         x = (x.transpose(0, 1) if site.tokens_first and x.shape[0] != z.shape[0] else x)[:1]
         weight, bias = site.output_weight(), site.output_bias()
         # with a gate or a norm between z and W_O, what is really added comes from the projection's own input
@@ -168,6 +180,14 @@ class _ProofReader(Reader):
             weight = weight / site.parts.head_scale().detach().double().reshape(-1, 1, 1)
         total = torch.einsum("bhqd,hcd->bqc", heads.double(), weight)
         seen["update"] = total if bias is None else total + bias
+
+    def _phase_update(self, site: Site, z: Tensor, own: Tensor) -> Tensor:
+        """The heads' G, its tangent, and the bound: what the block should add, [1 N k] in float64."""
+        phase = site.parts.phase
+        assert phase is not None
+        a = phase.tangent(z.double(), own.double()).transpose(1, 2).flatten(2)  # [1 N k]
+        x = self._velocity.pop(site.name).double() * a
+        return phase.increment(x.to(phase.dtype)).double()
 
     def resid_mid(self, site: Site, x: Tensor) -> None:
         expected = self.seen.get(site.name, {}).get("update")
@@ -178,8 +198,9 @@ class _ProofReader(Reader):
             self.seen[site.name] |= {"update": None, "shapes": (tuple(expected.shape[1:]), tuple(after.shape[1:]))}
             return
         added = after - before
+        apart = added - expected if site.parts.phase is None else on_circle(added - expected)  # up to whole turns
         finite = torch.isfinite(added) & torch.isfinite(expected)
-        gap = torch.where(finite, (added - expected).abs(), torch.zeros_like(added)).max()
+        gap = torch.where(finite, apart.abs(), torch.zeros_like(added)).max()
         size = torch.where(finite, expected, torch.zeros_like(expected)).abs().max()
         # the residual stream itself rounds: with a tiny LayerScale that is all that can be seen of the update
         coarser = max(x.dtype, self.seen[site.name]["dtype"], key=lambda kind: torch.finfo(kind).eps)  # autocast
@@ -192,6 +213,7 @@ class _ProofReader(Reader):
 
         def hook(module: Any, args: Any, kwargs: Any, result: Any) -> None:
             self._again = True
+            kwargs = {name: None if name in CACHES else value for name, value in kwargs.items()}
             try:
                 with torch._C.DisableTorchFunction():
                     # the stand-in hangs on the instance; any other forward that hangs there is the model's own

@@ -21,8 +21,10 @@ ADVICE = {
     "model.set_attn_implementation('sdpa').",
     "fused_attn": "timm built it with fused attention off: set module.fused_attn = True on each attention, or build "
     "the model without TIMM_FUSED_ATTN=0.",
-    "": "xFormers kernels, eager formulas and TransformerLens bridges are not visible: load the model through timm, "
-    "OpenCLIP or Hugging Face with SDPA attention.",
+    "lens": "This TransformerLens bridge did not show its steps, as one that keeps its heads' results apart does not: "
+    "call model.set_use_attn_result(False), or load the model as hf:REPO_OR_DIR.",
+    "": "xFormers kernels and eager formulas are not visible: load the model through timm, OpenCLIP or Hugging Face "
+    "with SDPA attention.",
 }
 
 
@@ -52,7 +54,9 @@ def refuse_dropout(module: nn.Module) -> None:
 def no_call(site: Site) -> str:
     """The site's attention ran, and no call was seen."""
     config = getattr(site.attention, "config", None)
-    if getattr(config, "_attn_implementation", None) == "eager":
+    if site.parts.eager is not None:
+        advice = "lens"
+    elif getattr(config, "_attn_implementation", None) == "eager":
         advice = "eager"
     else:
         advice = "fused_attn" if getattr(site.attention, "fused_attn", True) is False else ""

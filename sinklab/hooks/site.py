@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import InputError, NotFoundError
+from sinklab.hooks.phase import Phase, phase_of
 from sinklab.hooks.wrappers import unwrap
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from sinklab.hooks.eager import EagerParts
 
 # The two norms of a pre-norm block, then where its attention LayerScale may be: the first path that exists is used.
 BLOCK_NORMS = (
@@ -27,6 +30,7 @@ BLOCK_NORMS = (
     ("layernorm_before", "layernorm_after"),  # Hugging Face ViT
     ("layer_norm1", "layer_norm2"),  # Hugging Face CLIP and SigLIP
     ("input_layernorm", "post_attention_layernorm"),  # Hugging Face Llama and its relatives
+    ("sa_layer_norm", "sa_layer_norm"),  # DistilBERT norms after the update has been added, so the norm sees both
 )
 LAYER_SCALES = ("ls1.gamma", "ls_1.gamma", "gamma_1", "layer_scale1.lambda1", "lambda_1")
 
@@ -51,6 +55,16 @@ class AttentionParts:
     """What stands between the attention and W_O and is not linear: "gate", "norm"; None for nothing."""
     stand_in: bool = False
     """True for `nn.MultiheadAttention`, which never calls SDPA visibly."""
+    output: Callable[[], Tensor] | None = None
+    """() → W_O as [C, H·D], where the projection does not hold it so (Conv1D)."""
+    caller: str | None = None
+    """The part of the module that makes the call, where W_O is outside of that; None for the module itself."""
+    second_norm: nn.Module | None = None
+    """Where the residual stream with the update passes, if it is none of the block's norms."""
+    eager: EagerParts | None = None
+    """For an attention that makes no call: where its steps can be seen."""
+    phase: Phase | None = None
+    """Of an attention whose values are phases; its projection is then what takes G and gives it back."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,18 +99,30 @@ class Site:
         return self.parts.kv_heads or self.parts.heads
 
     @property
+    def axis(self) -> str:
+        """What a sink's size is measured by: its "value", or its "contribution" where all values have one norm."""
+        return "value" if self.parts.phase is None else "contribution"
+
+    @property
     def head_dim(self) -> int:
         """D of the values, from the shape of W_O: H·D need not be the model's width."""
-        return int(_weight(self.parts.projection).shape[1]) // self.parts.heads
+        if self.parts.phase is not None:
+            return self.parts.phase.head_dim
+        return int(_output(self.parts).shape[1]) // self.parts.heads
 
     @property
     def projection_dtype(self) -> Any:
         """The weights' own floating point type."""
-        return _weight(self.parts.projection).dtype
+        return self.parts.phase.dtype if self.parts.phase is not None else _output(self.parts).dtype
 
     def output_weight(self) -> Tensor:
-        """Γ W_O as [H, C, D] in float64: head h adds z_h @ output_weight[h].T to the residual stream (sinks.md 1)."""
-        weight = _weight(self.parts.projection).detach().double()
+        """Γ W_O as [H, C, D] in float64: head h adds z_h @ output_weight[h].T to the residual stream (sinks.md 1).
+
+        Where values are phases: to G [2k], which is not what is added to the stream.
+        """
+        if self.parts.phase is not None:
+            return self.parts.phase.places()
+        weight = _output(self.parts).detach().double()
         weight = weight.reshape(weight.shape[0], self.heads, -1).transpose(0, 1)  # [H, C, D]
         if self.parts.head_scale is not None:
             weight = weight * self.parts.head_scale().detach().double().reshape(-1, 1, 1)
@@ -113,8 +139,10 @@ class Site:
         return bias if self.layer_scale is None else bias * self.layer_scale.detach().double()
 
 
-def _weight(module: Any) -> Tensor:
-    weight: Tensor = module.weight
+def _output(parts: AttentionParts) -> Tensor:
+    """W_O as [C, H·D]."""
+    projection: Any = parts.projection
+    weight: Tensor = projection.weight if parts.output is None else parts.output()
     return weight
 
 
@@ -225,14 +253,22 @@ def _hugging_face_old(module: Any) -> AttentionParts | None:
     return _separate(module, inner.query, inner.key, dense, inner.num_attention_heads, None)
 
 
-LOCATORS: tuple[Locator, ...] = (_hugging_face_old, _in_proj, _timm, _hugging_face)
+def _phases(module: Any) -> AttentionParts | None:
+    """Kuramoto attention: no weight stands between z and G."""
+    phase = phase_of(module)
+    return None if phase is None else AttentionParts(heads=phase.heads, projection=phase.read, phase=phase)
+
+
+LOCATORS: tuple[Locator, ...] = (_phases, _hugging_face_old, _in_proj, _timm, _hugging_face)
 
 
 def _describe(module: nn.Module) -> tuple[AttentionParts | None, bool]:
     for kind in type(module).__mro__:  # the most specific class that was registered
         if kind in _registered:
             return _registered[kind](module), True
-    for locator in LOCATORS:
+    from sinklab.hooks.language import LOCATORS as LANGUAGE
+
+    for locator in (*LANGUAGE, *LOCATORS):
         parts = locator(module)
         if parts is not None:
             return parts, False
@@ -268,10 +304,12 @@ def find_sites(model: nn.Module) -> list[Site]:
         if parts is None:
             continue
         block = name.rpartition(".")[0]
-        norm = _second_norm(modules[block])
+        norm = parts.second_norm or _second_norm(modules[block])
         if norm is None and not own:
             continue
         inside = name + "."
+        if parts.caller is not None:
+            name, child = f"{name}.{parts.caller}", getattr(child, parts.caller)
         scale = next((g for g in (_lookup(modules[block], path) for path in LAYER_SCALES) if g is not None), None)
         sites.append(
             Site(
@@ -290,6 +328,7 @@ def find_sites(model: nn.Module) -> list[Site]:
         raise NotFoundError(
             f"No attention layer was found in {type(module).__name__}: sinklab looks for blocks with two norms that "
             "hold an attention with qkv/proj (timm), in_proj_weight/out_proj (OpenCLIP, nn.MultiheadAttention) or "
-            "q_proj/k_proj/v_proj/o_proj (Hugging Face). Teach it another class with sinklab.sites.register(...)."
+            "q_proj/k_proj/v_proj/o_proj, c_attn/c_proj or attention.self (Hugging Face). Teach it another class with "
+            "sinklab.sites.register(...)."
         )
     return sites

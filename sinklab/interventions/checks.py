@@ -16,6 +16,7 @@ from sinklab.hooks.change import hidden_by
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from sinklab.hooks.phase import Phase
     from sinklab.hooks.seam import AttentionCall
 
 ROWS = 192  # queries at a time
@@ -47,6 +48,26 @@ def routing_error(call: AttentionCall, before: Tensor, after: Tensor, keys: Tens
         blind = pattern.sum(-1, keepdim=True) == 0  # such a query keeps what it had
         expected = torch.where(blind, before[:, rows].double(), pattern @ v)
         gap += (after[:, rows].double() - expected).square().sum((-2, -1))
+    return gap.sqrt() / _size(before, after)
+
+
+def own_error(call: AttentionCall, before: Tensor, after: Tensor, keys: Tensor, phase: Phase) -> Tensor:
+    """How far the pull of z' is from that of all keys but p, over the larger of ‖z‖ and ‖z'‖, [R]; no renormalisation.
+
+    Where values are phases and p's are replaced by the reader's own, a'_i = Σ_{u≠p} A_iu sin(θ_u − θ_i) exactly. What
+    reads Re + Im instead of a pull is held to z' = z + A_:p (z_i − z_p).
+    """
+    v, gap = call.v[:, 0].double(), before.new_zeros(len(keys), dtype=torch.float64)
+    own = v[:, v.shape[1] - before.shape[1] :]
+    for rows, pattern in _patterns(call):
+        where = keys[:, None, None].expand(-1, pattern.shape[1], 1)
+        paid, others = pattern.gather(-1, where), pattern.scatter(-1, where, 0.0) @ v
+        moved = after[:, rows].double()
+        if phase.projected:
+            moved, others = (phase.tangent(z, own[:, rows]) for z in (moved, others))
+        else:
+            others = others + paid * own[:, rows]
+        gap += (moved - others).square().sum((-2, -1))
     return gap.sqrt() / _size(before, after)
 
 

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 EDITS = ("zero", "mean", "donor", "ordinary", "route", "zero_ordinary")
 """In the order of tables and figures; zero_ordinary is the control."""
+PHASE_EDITS = ("zero", "null", "mean", "donor", "ordinary", "route", "zero_ordinary")
+"""Where values are phases. null: every query reads its own phases in place of the sink's, which is exactly nothing."""
 MEMBER_COLUMNS = ["row", "layer", "head", "sink", "key", "source", "from_index"]
-"""source: "zero", "route", "sink" (v at the donor's sink), "ordinary" (v at a drawn patch of the donor), "mean", or
-"plan" (from_index is then the edit's place in the plan)."""
+"""source: "zero", "null", "route", "sink" (v at the donor's sink), "ordinary" (v at a drawn patch of the donor),
+"mean", or "plan" (from_index is then the edit's place in the plan)."""
 WANTED_COLUMNS = ["image_index", "layer", "head", "what", "for_index", "key"]
 """what: "sink" (for_index −1) or "ordinary" (drawn for the image for_index)."""
 
@@ -110,7 +112,7 @@ def plan_design(material: Material, plan: Sequence[Edit], token_map: TokenMap) -
 
     columns = ["image_index", "layer", "head", "sink_index"]
     table = {(i, layer, h): s for i, layer, h, s in material.heads[columns].itertuples(index=False)}
-    number = len(material.tokens) + token_map.prefix_tokens
+    number = len(material.tokens) + token_map.prefix_tokens + len(token_map.suffix)
     rows: list[dict[str, Any]] = []
     members: list[tuple[Any, ...]] = []
     for image in material.ids:
@@ -141,7 +143,7 @@ def _keys(
         if sink < 0:
             raise NotFoundError(f"The run did not measure head {edit.layer}:{edit.head}, so its sink is not known.")
         return [int(sink)]
-    found = [index for index in range(tokens) if token_map.kind(index) == edit.at]
+    found = [index for index in range(tokens) if token_map.kind(index, tokens) == edit.at]
     if not found:
         raise NotFoundError(f"This model has no {edit.at} token.")
     return found
@@ -168,7 +170,7 @@ def _member(
     """(layer, head, sink, key, source, from_index) of one edit, or the reason why it cannot be done."""
     layer, head, sink, own = event["layer"], event["head"], event["sink_index"], event["image_index"]
     names = (event["image"], int(layer), int(head))
-    if edit == "zero" or edit == "route":
+    if edit in ("zero", "null", "route"):
         return layer, head, sink, sink, edit, -1
     if edit == "zero_ordinary":
         key = other_token(material.tokens, sink, material.seed, "control", *names)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import InputError, NotFoundError
+from sinklab.models.tokens import KINDS, SEQUENCE_KINDS
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +32,7 @@ ANYWHERE = ("zero", "value", "scale", "route")
 """What can be asked of any forward pass."""
 IN_A_RUN = ("mean", "donor", "ordinary", "zero_ordinary", "self")
 """What needs other images, and so a diagnosed run: `sinklab patch`."""
-PLACES = ("sink", "cls", "register", "patch")
+PLACES = ("sink", *KINDS, *SEQUENCE_KINDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +40,8 @@ class Edit:
     """A change to one head. Make it with `Edit.zero(head=(layer, head), at=...)` and its neighbours.
 
     `at` says which keys: a token's index (negative ones count from the end), "sink" (the key with the largest inflow,
-    found in the very call that is edited), a token kind ("cls", "register", "patch": all tokens of that kind), or a
-    function of the AttentionCall that returns one index an image, [B], or several, [B T]. An edit with a function
+    found in the very call that is edited), a token kind ("cls", "patch", "bos", "text", …: all tokens of that kind), or
+    a function of the AttentionCall that returns one index an image, [B], or several, [B T]. An edit with a function
     cannot be written down.
     """
 
@@ -175,7 +176,7 @@ class Edit:
         if isinstance(self.at, str):
             if tokens is None:
                 raise InputError(f"Where the {self.at} tokens are is not known: give HookManager a sinklab handle.")
-            own = [index for index in range(number) if tokens.kind(index) == self.at]
+            own = [index for index in range(number) if tokens.kind(index, number) == self.at]
             if not own:
                 raise NotFoundError(f"This model has no {self.at} token.")
             return torch.tensor([own]).expand(batch, -1)

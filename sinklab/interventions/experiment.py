@@ -120,7 +120,7 @@ class Experiment:
             donor=self._donors(ids),
             held_out=away,
             has_mean=frozenset((int(layer), int(head)) for layer, head in pairs),
-            tokens=range(tokens.prefix_tokens, number),
+            tokens=tokens.ordinary_among(number),
             definition=self.definition,
             seed=self.options.seed,
             noun=self.images.noun,
@@ -220,7 +220,7 @@ class Experiment:
     def collect(self, design: Design, progress: Progress | None = None) -> None:
         """The values that the rows take from other images."""
         wanted, tokens = design.wanted, self.model.tokens
-        patches = range(tokens.prefix_tokens, tokens.tokens(self.transform.height, self.transform.width))
+        patches = tokens.ordinary_among(tokens.tokens(self.transform.height, self.transform.width))
         places, giving = wanted.groupby("image_index").indices, self._giving(design)
 
         def one(batch: Batch) -> pd.DataFrame:
@@ -236,15 +236,16 @@ class Experiment:
         import pandas as pd
 
         table = self.passes.read("values", VALUE_KEYS)
+        phases = all(site.parts.phase is not None for site in self.model.sites)
         held = set(self.held_out())
         away = {image: index for image, index in self._ids()[1].items() if image in held}
         if self.folder is None:
-            return Values(table, list(away.values()))
+            return Values(table, list(away.values()), phases=phases)
         kept = self.passes.read("held_out", VALUE_KEYS)
         if not len(kept):
-            return Values(table, [])
+            return Values(table, [], phases=phases)
         kept["image_index"] += len(self.images)  # apart from the run's own
-        return Values(pd.concat([table, kept]), sorted(set(kept["image_index"])))
+        return Values(pd.concat([table, kept]), sorted(set(kept["image_index"])), phases=phases)
 
     def measure(self, design: Design, values: Values, progress: Progress | None = None) -> dict[int, int]:
         """The effects of all edits; returns how many null edits were checked here, by layer."""

@@ -109,7 +109,7 @@ class Measure:
     def schema(self) -> pyarrow.Schema:
         """Of the effects of this model."""
         own = self.model.loaded.sequences
-        text = own is not None and own.task is None and self.model.loaded.classify is not None
+        text = own is not None and own.task is None and own.predicts_next and self.model.loaded.classify is not None
         return effect_schema(() if self.task is None else self.task.columns, positions=text)
 
     def _of_images(self, indices: Sequence[int]) -> pd.DataFrame:
@@ -150,6 +150,7 @@ class Measure:
         table = self.design.members.iloc[[place for own in taken for place in own]]
         place = torch.tensor([number for number, own in enumerate(taken) for _ in own])
         value, factor, routes = {}, {}, torch.zeros(len(table), dtype=torch.bool)
+        unread: set[int] = set()
         zeros: dict[int, Tensor] = {}
         for i, (layer, head, source, other) in enumerate(
             table[["layer", "head", "source", "from_index"]].itertuples(index=False)
@@ -163,6 +164,8 @@ class Measure:
                     value[i] = torch.tensor(given, dtype=torch.float64)
             if source == "route":
                 routes[i] = True
+            elif source == "null":
+                unread.add(i)
             elif source == "zero":
                 if layer not in zeros:
                     zeros[layer] = torch.zeros(self.model.sites[layer].head_dim, dtype=torch.float64)
@@ -171,7 +174,15 @@ class Measure:
                 value[i] = torch.tensor(self.values.of(source, layer, head, other))
         whole = {name: torch.tensor(table[name].to_numpy("int64")) for name in ("layer", "head", "key")}
         sinks = torch.stack([place, torch.tensor(table["sink"].to_numpy("int64"))], 1)
-        members = Members(origin=origin, row=len(places) + place, routes=routes, value=value, factor=factor, **whole)
+        members = Members(
+            origin=origin,
+            row=len(places) + place,
+            routes=routes,
+            value=value,
+            factor=factor,
+            own=frozenset(unread),
+            **whole,
+        )
         return members, sinks
 
     def _effects(
@@ -180,16 +191,17 @@ class Measure:
         map_, first = self.model.tokens, len(start.tokens)
         map_.check(tokens.shape[1], self.height, self.width)
         counted = torch.zeros(len(rows), tokens.shape[1], dtype=torch.bool)
-        counted[:, map_.prefix_tokens :] = True
+        ordinary = map_.ordinary_among(tokens.shape[1])
+        counted[:, ordinary.start : ordinary.stop] = True
         known = sinks[sinks[:, 1] >= 0]
         counted[known[:, 0], known[:, 1]] = False
         cls = map_.prefix.index("cls") if "cls" in map_.prefix and "cls" in self.metrics else None
         origin = members.origin[first:]
         before = tokens[0] if first == 1 else tokens[origin]
-        toward = self._toward_donors(rows, tokens[:first, map_.prefix_tokens :], origin)
+        toward = self._toward_donors(rows, tokens[:first, ordinary.start : ordinary.stop], origin)
         found = effects(before, tokens[first:], counted, cls=cls, toward_donor=toward)
         classify = self.model.loaded.classify
-        if classify is not None and "logits" in self.metrics and POSITIONS not in self.schema.names:
+        if classify is not None and "logits" in self.metrics and self.model.loaded.sequences is None:
             logits = classify(self.model.module, tokens)
             labels = [self.labels.get(str(image)) for image in rows["image"]]
             found |= answers(logits[0] if first == 1 else logits[origin], logits[first:], labels)

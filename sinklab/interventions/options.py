@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import InputError
-from sinklab.interventions.design import EDITS
+from sinklab.interventions.design import EDITS, PHASE_EDITS
 from sinklab.interventions.edit import ANYWHERE, Edit
+
+if TYPE_CHECKING:
+    from sinklab.handle import Model
 
 METRICS = ("patch", "cls", "logits")
 
@@ -22,6 +25,7 @@ class PatchOptions:
     heads: tuple[tuple[int, int], ...] | None = None
     """(layer, head) pairs; None chooses those with the most events ("auto")."""
     edits: tuple[str, ...] = EDITS
+    """As they stand, the battery: for a model of phases, `null` is then one of them."""
     classes: tuple[str, ...] = ("nop", "broadcast")
     per_class: int = 16
     """Heads a class in layers ≥ 1."""
@@ -48,7 +52,7 @@ class PatchOptions:
     def __post_init__(self) -> None:
         self._require_kinds()
         for name, given, known in (
-            ("--edits", self.edits, EDITS),
+            ("--edits", self.edits, PHASE_EDITS),
             ("--class", self.classes, ("nop", "broadcast", "intermediate")),
             ("--metric", self.metrics, METRICS),
         ):
@@ -100,6 +104,16 @@ class PatchOptions:
         for edit in self.plan or ():
             if not isinstance(edit, Edit):
                 raise InputError(f"A plan is a list of sinklab.Edit, not of {edit!r}.")
+
+    def fitting(self, model: Model) -> PatchOptions:
+        """With the battery that fits the model, where no other edits were chosen. InputError for edits that do not."""
+        phases = all(site.parts.phase is not None for site in model.sites)
+        if "null" in self.edits and not phases:
+            raise InputError(
+                "The edit null gives every query its own phases in place of the sink's; the values of this model are "
+                "no phases. Its nearest here is zero."
+            )
+        return replace(self, edits=PHASE_EDITS) if phases and self.edits == EDITS and self.plan is None else self
 
     def settings(self) -> dict[str, Any]:
         """What the rows of the effects table depend on."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from sinklab.interventions.design import EDITS
+from sinklab.interventions.design import PHASE_EDITS
 from sinklab.interventions.draw import number
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _wide(effects: pd.DataFrame, measures: Sequence[str]) -> tuple[list[tuple[st
 
     index = ["class", "layer", "head", "joint", "image_index"]
     pivot = effects.pivot(index=index, columns="edit", values=list(measures))
-    there = [edit for edit in (*EDITS, "plan") if edit in set(effects["edit"])]
+    there = [edit for edit in (*PHASE_EDITS, "plan") if edit in set(effects["edit"])]
     columns, series = [], []
     for measure in measures:
         for edit in there:

@@ -15,7 +15,7 @@ import torch
 from sinklab.errors import InputError, NotFoundError
 from sinklab.hooks.change import Changes
 from sinklab.hooks.manager import HookManager
-from sinklab.interventions.checks import TOLERANCE, identity_error, recomputed_error, routing_error
+from sinklab.interventions.checks import TOLERANCE, identity_error, own_error, recomputed_error, routing_error
 from sinklab.interventions.replay import Unedited, resuming
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Members:
     """Member → [D] float64."""
     factor: dict[int, float]
     """Member → what its value is multiplied by, where it is not replaced."""
+    own: frozenset[int] = frozenset()
+    """Members whose queries read their own value in place of the key's."""
 
     def at(self, layer: int) -> list[int]:
         """Members that act in a layer."""
@@ -67,7 +69,8 @@ class Editor:
             return z
         changes, m = Changes(call), self.members
         routed = [i for i in own if bool(m.routes[i]) and not self.null]
-        valued = [i for i in own if i not in set(routed)]
+        given = [i for i in own if i in m.own and not self.null]
+        valued = [i for i in own if i not in {*routed, *given}]
         pieces = [call.v.new_empty(0, call.v.shape[-1])]
         for some in self._rounds(valued):
             places = (m.row[some], m.head[some], m.key[some])
@@ -80,8 +83,11 @@ class Editor:
         values = torch.cat(pieces)  # [M D]
         if routed:
             changes.hide(m.row[routed], m.head[routed], m.key[routed])
+        if given:
+            changes.give_own(m.row[given], m.head[given], m.key[given])
         after = changes.applied(z)
         self._check(call, valued, values, routed, z, after)
+        self._check_own(site, call, given, z, after)
         self.fired.index_add_(0, m.row[own], torch.ones(len(own), dtype=torch.int64))
         for pair, count in changes.kept.items():
             self.kept[pair // z.shape[1]] += count
@@ -131,6 +137,20 @@ class Editor:
                 hidden = m.key[[i for i in members if i not in places]].to(v.device)
                 found = recomputed_error(sub, before, then, v, hidden)
                 self.error[one // heads] = max(self.error[one // heads], found.cpu()[0])
+
+    def _check_own(self, site: Site, call: AttentionCall, members: list[int], z: Tensor, after: Tensor) -> None:
+        """Keep the worst error of the rows whose queries read their own value in place of the sink's."""
+        if not members:
+            return
+        phase = site.parts.phase
+        if phase is None:
+            raise InputError(
+                f"The values of layer {site.layer} are no phases: nothing of a reader's own can replace one."
+            )
+        with torch.autocast(z.device.type, enabled=False):
+            sub, before, then, keys = self._pairs(call, members, z, after)
+            found = own_error(sub, before, then, keys, phase)
+            self.error.scatter_reduce_(0, self.members.row[members], found.cpu(), "amax")
 
     def _pairs(
         self, call: AttentionCall, members: list[int], z: Tensor, after: Tensor

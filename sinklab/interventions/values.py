@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from sinklab.hooks.seam import AttentionCall
     from sinklab.hooks.site import Site
 
+CANCELLED = 1e-12
+ON_CIRCLE = 2e-2
+"""bfloat16 has eight bits."""
 PATCHES = "patches"
 """The row of an image's mean final patch token; its layer and head are −1."""
 
@@ -33,6 +36,29 @@ def value_schema() -> pyarrow.Schema:
     columns = {"image": pa.string(), "image_index": pa.int64(), "layer": pa.int16(), "head": pa.int16()}
     columns |= {"what": pa.string(), "for_index": pa.int64(), "key": pa.int32(), "vector": pa.list_(pa.float64())}
     return pa.schema(list(columns.items()))
+
+
+def circular_mean(values: Sequence[np.ndarray]) -> np.ndarray:
+    """The mean phases of unit numbers, each [D] with all cosines first, as unit numbers.
+
+    Where the numbers of a phase cancel it has no mean: 0 is taken.
+    """
+    import numpy as np
+
+    cos, sin = np.split(np.mean(values, axis=0), 2)
+    angle = np.where(np.hypot(cos, sin) > CANCELLED, np.arctan2(sin, cos), 0.0)
+    mean = np.concatenate([np.cos(angle), np.sin(angle)])
+    require_on_circle(mean, "the mean")
+    return mean
+
+
+def require_on_circle(value: np.ndarray, of: str) -> None:
+    """Raise InputError unless every phase of a value [D] is of modulus 1, to the rounding of half precision."""
+    import numpy as np
+
+    off = float(np.abs(np.hypot(*np.split(value, 2)) - 1).max())
+    if not off <= ON_CIRCLE:
+        raise InputError(f"A value that should be phases is off the circle by {off:.1e}: that of {of}.")
 
 
 class ValueReader(Reader):
@@ -85,8 +111,11 @@ def collect(
 class Values:
     """What was collected, by name; the means are taken here, in float64."""
 
-    def __init__(self, table: pd.DataFrame | None, held_out: Sequence[int]) -> None:
-        """`table` has the columns of `value_schema`; `held_out` are the image_index of those that give the means."""
+    def __init__(self, table: pd.DataFrame | None, held_out: Sequence[int], *, phases: bool = False) -> None:
+        """`table` has the columns of `value_schema`; `held_out` are the image_index of those that give the means.
+
+        `phases`: values are cosines and sines, and means are circular. InputError for values that are off the circle.
+        """
         import numpy as np
 
         self._vectors: dict[tuple[Any, ...], np.ndarray] = {}
@@ -104,7 +133,12 @@ class Values:
             self._vectors[what, index, layer, head, other] = kept
             if what == "sink" and index in means_from:
                 sums.setdefault((layer, head), []).append(kept)
-        self.means = {pair: np.mean(own, axis=0) for pair, own in sums.items()}
+        if phases:
+            for (what, index, layer, head, _), kept in self._vectors.items():
+                if what != PATCHES:
+                    require_on_circle(kept, f"image {index} in head {layer}:{head}")
+        mean = circular_mean if phases else (lambda own: np.mean(own, axis=0))
+        self.means = {pair: mean(own) for pair, own in sums.items()}
         self.counts = {pair: len(own) for pair, own in sums.items()}
 
     def sink(self, index: int, layer: int, head: int) -> np.ndarray | None:

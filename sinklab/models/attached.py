@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import InputError
 from sinklab.models.describe import IMAGENET, inner, provenance
-from sinklab.models.loaded import Loaded, Preprocessing
+from sinklab.models.loaded import Loaded, Preprocessing, SequenceInput
 from sinklab.models.tokens import TokenMap
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from sinklab.models.from_huggingface_lm import Described
 
 Forward = Callable[["nn.Module", "Tensor"], "Tensor"]
 Classify = Callable[["nn.Module", "Tensor"], "Tensor"]
@@ -34,20 +36,29 @@ class _Family:
     classify: Classify | None = None
     fixed_size: tuple[int, int] | None = None
     position_table: dict[str, Any] | None = None
+    sequences: SequenceInput | None = None
     notes: tuple[str, ...] = ()
 
 
-def attached(module: nn.Module, *, tokens: TokenMap | None, preprocessing: Preprocessing | None, name: str) -> Loaded:
-    """The module with its token map: given, or inferred for timm, open_clip, Hugging Face, Meta's and sinklab's own.
+def attached(
+    module: nn.Module,
+    *,
+    tokens: TokenMap | None,
+    preprocessing: Preprocessing | None,
+    name: str,
+    tokenizer: Any | None = None,
+) -> Loaded:
+    """The module with its token map: given, or inferred for timm, open_clip, Hugging Face, TransformerLens, Meta's and
+    sinklab's own.
 
-    Of a whole CLIP the vision tower is taken, of a classifier its backbone. Raises InputError for a class that is
-    not known if no token map is given.
+    Of a whole CLIP the vision tower is taken, of a classifier its backbone. Language models read text with the
+    `tokenizer` (transformers'). Raises InputError for a class that is not known if no token map is given.
     """
     from torch import nn
 
     if not isinstance(module, nn.Module):
         raise InputError(f"A torch.nn.Module can be attached, not {type(module).__name__}.")
-    family = _recognise(module) or _Family(module=module, forward=forward_plain)
+    family = _recognise(module, tokenizer) or _Family(module=module, forward=forward_plain)
     tokens = tokens or family.tokens
     if tokens is None:
         raise InputError(
@@ -55,14 +66,18 @@ def attached(module: nn.Module, *, tokens: TokenMap | None, preprocessing: Prepr
             "tokens=TokenMap(prefix=('cls',), patch_size=(16, 16))."
         )
     notes = family.notes
-    if preprocessing is None:
+    if family.sequences is not None and preprocessing is not None:
+        raise InputError(f"{type(inner(module)).__name__} reads token ids: it has no preprocessing of images.")
+    if tokenizer is not None and family.sequences is None:
+        raise InputError(f"{type(inner(module)).__name__} is no known language model: it takes no tokenizer.")
+    if preprocessing is None and family.sequences is None:
         preprocessing = family.preprocessing
         if preprocessing is None:
             notes += ("preprocessing assumed: ImageNet mean and standard deviation, 224 pixels, bicubic",)
             preprocessing = Preprocessing(mean=IMAGENET[0], std=IMAGENET[1], interpolation="bicubic", size=(224, 224))
         if family.fixed_size:
             preprocessing = replace(preprocessing, size=family.fixed_size)
-    else:
+    elif preprocessing is not None:
         notes = tuple(note for note in notes if not note.startswith("preprocessing"))
     return Loaded(
         module=family.module,
@@ -79,18 +94,21 @@ def attached(module: nn.Module, *, tokens: TokenMap | None, preprocessing: Prepr
         ),
         forward=family.forward,
         classify=family.classify,
+        sequences=family.sequences,
         fixed_size=family.fixed_size,
         extra={"position_table": family.position_table, "weights": None},
     )
 
 
-def _recognise(module: nn.Module) -> _Family | None:
+def _recognise(module: nn.Module, tokenizer: Any | None = None) -> _Family | None:
     network = inner(module)
     origin = {cls.__module__.partition(".")[0] for cls in type(network).__mro__}
     if type(network).__module__ == "sinklab.models.vit":
         return _own(module)
+    if "transformer_lens" in origin:
+        return _lens(module, tokenizer)
     if "transformers" in origin:
-        return _huggingface(module)
+        return _language(module, tokenizer) or _huggingface(module)
     if "open_clip" in origin:
         return _openclip(module)
     if "timm" in origin:
@@ -110,6 +128,36 @@ def _own(module: nn.Module) -> _Family:
         preprocessing=Preprocessing(mean=IMAGENET[0], std=IMAGENET[1], interpolation="bicubic", size=(side, side)),
         forward=forward_plain,
         position_table={"grid": [grid, grid], "resize": "bicubic with antialias"},
+    )
+
+
+def _language(module: nn.Module, tokenizer: Any | None) -> _Family | None:
+    """A Hugging Face language model, whole or bare."""
+    from sinklab.models import from_huggingface_lm
+
+    if from_huggingface_lm.kind_of(inner(module)) is None:
+        return None
+    known = from_huggingface_lm.describe(module, tokenizer, name=type(inner(module)).__name__)
+    return _of_text(module, known, ("transformers",))
+
+
+def _lens(module: nn.Module, tokenizer: Any | None) -> _Family:
+    """A TransformerLens bridge, with its own tokenizer unless another is given."""
+    from sinklab.models import from_transformerlens
+
+    known = from_transformerlens.describe(module, tokenizer, name=type(inner(module)).__name__)
+    return _of_text(module, known, ("transformer_lens", "transformers"))
+
+
+def _of_text(module: nn.Module, known: Described, packages: tuple[str, ...]) -> _Family:
+    return _Family(
+        module=module,
+        packages=packages,
+        tokens=known.tokens,
+        forward=known.forward,
+        classify=known.classify,
+        sequences=known.sequences,
+        notes=known.notes,
     )
 
 

@@ -1,4 +1,5 @@
-"""Hugging Face vision models: Dinov2, Dinov2WithRegisters, DINOv3 ViT, ViT, and the vision halves of CLIP and SigLIP.
+"""`hf:` names, and Hugging Face vision models: Dinov2 with or without registers, DINOv3 ViT, ViT, and the vision halves
+of CLIP and SigLIP. Language models: see `from_huggingface_lm`.
 
 A local folder (config.json, weights, preprocessor_config.json) is read without the network. Weights are read by
 `checkpoint` and handed to transformers, which brings old parameter names up to date. Attention is always "sdpa".
@@ -8,13 +9,14 @@ Letters: B batch, N tokens, C width.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import InputError, NotFoundError
 from sinklab.models import checkpoint, hub, matching, rename
 from sinklab.models.describe import activation_note, activation_of, inner, provenance
+from sinklab.models.from_huggingface_lm import is_language_model, load_language_model
 from sinklab.models.huggingface_config import config_from, position_table, preprocessing_of, token_map
 from sinklab.models.loaded import Loaded
 from sinklab.models.request import Request, building, pair
@@ -48,15 +50,23 @@ def load_huggingface(where: str, request: Request) -> Loaded:
     config_path = _member(folder, local, where, ("config.json",), request.offline)
     assert config_path is not None  # `_member` raises unless told that the file is optional
     settings = read_object(config_path)
-    processor = _member(folder, local, where, ("preprocessor_config.json",), request.offline, optional=True)
     saved = request.saved(f"hf:{folder.resolve()}" if local else None)
-    weights = request.weights
-    if weights is None and not request.random_weights:
-        weights = _member(folder, local, where, _WEIGHTS, request.offline)
-        weights = _all_shards(weights, local, where, request.offline)
+    weights = _weights(folder, local, where, request)
     label = folder.resolve().name if local else where
+    if is_language_model(settings):
+        beside = folder if local else None
+        return load_language_model(settings, weights, request, label=label, folder=beside, where=where, saved=saved)
+    processor = _member(folder, local, where, ("preprocessor_config.json",), request.offline, optional=True)
     told = read_object(processor) if processor else None
     return from_settings(settings, weights, request, label=label, processor=told, saved=saved)
+
+
+def _weights(folder: Path, local: bool, where: str, request: Request) -> Path | None:
+    """The file asked for, or that of the folder or repository; None for random weights."""
+    if request.weights is not None or request.random_weights:
+        return request.weights
+    found = _member(folder, local, where, _WEIGHTS, request.offline)
+    return _all_shards(found, local, where, request.offline)
 
 
 def _member(
@@ -93,6 +103,9 @@ def from_settings(
 
     `label` names the origin; `saved` is what the provenance keeps of the request, if not the request itself.
     """
+    if is_language_model(settings):
+        beside = None if weights is None else weights.parent
+        return load_language_model(settings, weights, request, label=label, folder=beside, saved=saved)
     config, name = config_from(settings, request)
     try:
         preprocessing, notes = preprocessing_of(processor, config)
@@ -144,33 +157,41 @@ def _filled(
     name: str, config: Any, held: checkpoint.Checkpoint
 ) -> tuple[nn.Module, matching.KeyReport, tuple[str, ...]]:
     """The model with the checkpoint in it; raises InputError with the report if anything is missing or left over."""
-    import transformers
-
     state, outside, notes = _spelling(name, held)
     matching.require_floats({key: value for key, value in state.items() if not key.endswith("position_ids")}, held.file)
+    module, found = pretrained(_class(name), config, state, held.dtype, **_options(name))
+    report = key_report(module.state_dict(), found, held, outside, _BESIDE)
+    matching.require_fit(report, file=held.file, architecture=name, advice="Does config.json belong to these weights?")
+    if any(key == "embeddings.mask_token" for key in found["missing_keys"]):
+        notes += ("the training mask token is not in the file and unused",)
+    return module, report, notes
+
+
+def pretrained(
+    kind: Any, config: Any, state: Mapping[str, Tensor], dtype: Any, **options: Any
+) -> tuple[nn.Module, dict[str, Any]]:
+    """transformers' model of a class with these tensors in it, and what it says of their names; without its chatter."""
+    import transformers
+
     level, bar = (transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled())
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        module, found = _class(name).from_pretrained(
+        module, found = kind.from_pretrained(
             None,
             config=config,
             state_dict=dict(state),
-            dtype=held.dtype,
+            dtype=dtype,
             attn_implementation="sdpa",
-            ignore_mismatched_sizes=True,  # they are put into the report below, with everything else
+            ignore_mismatched_sizes=True,  # they are put into the report, with everything else
             output_loading_info=True,
-            **_options(name),
+            **options,
         )
     finally:
         transformers.logging.set_verbosity(level)
         if bar:
             transformers.logging.enable_progress_bar()
-    report = _report(module.state_dict(), found, held, outside)
-    matching.require_fit(report, file=held.file, architecture=name, advice="Does config.json belong to these weights?")
-    if any(key == "embeddings.mask_token" for key in found["missing_keys"]):
-        notes += ("the training mask token is not in the file and unused",)
-    return module, report, notes
+    return module, found
 
 
 def _spelling(name: str, held: checkpoint.Checkpoint) -> tuple[dict[str, Tensor], tuple[str, ...], tuple[str, ...]]:
@@ -185,14 +206,19 @@ def _spelling(name: str, held: checkpoint.Checkpoint) -> tuple[dict[str, Tensor]
     return rename.huggingface_from_hub(rename.joined_chunks(state)), outside, notes
 
 
-def _report(
-    names: Mapping[str, Any], found: Mapping[str, Any], held: checkpoint.Checkpoint, outside: tuple[str, ...]
+def key_report(
+    names: Iterable[str],
+    found: Mapping[str, Any],
+    held: checkpoint.Checkpoint,
+    outside: tuple[str, ...],
+    spared: tuple[str, ...],
 ) -> matching.KeyReport:
+    """What became of every name; those left over that begin with one of `spared` are left aside."""
     mismatched = {key: (tuple(model), tuple(file)) for key, file, model in found["mismatched_keys"]}
     missing = {key for key in found["missing_keys"] if not key.startswith("embeddings.mask_token")}
     loaded = [key for key in names if key not in missing and key not in mismatched]
     surplus = sorted(found["unexpected_keys"])
-    beside = tuple(key for key in surplus if key.startswith(_BESIDE))
+    beside = tuple(key for key in surplus if spared and key.startswith(spared))
     return matching.KeyReport(
         matched=tuple(key for key in loaded if key in held.state),
         renamed=tuple(key for key in loaded if key not in held.state),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import InputError
 from sinklab.models.describe import CLIP, HALF, IMAGENET
+from sinklab.models.from_huggingface_lm import KINDS
 from sinklab.models.loaded import Preprocessing
 from sinklab.models.request import Request, building, pair
 from sinklab.models.tokens import TokenMap
@@ -41,7 +42,7 @@ def config_from(settings: dict[str, Any], request: Request) -> tuple[Any, str]:
         raise InputError(f"This is a timm model's folder: ask for timm:{settings['architecture']} instead.")
     if kind not in _CLASSES:
         raise InputError(
-            f"config.json says model_type {kind!r}; sinklab reads {', '.join(sorted(_CLASSES))}. "
+            f"config.json says model_type {kind!r}; sinklab reads {', '.join(sorted({*_CLASSES, *KINDS}))}. "
             "A model of another class can be attached from memory with its token map."
         )
     name, config_name = _CLASSES[kind]

@@ -62,5 +62,6 @@ def read_lm(path: str | Path) -> SavedLM:
         model.load_state_dict(load_file(path))
         context = int(saved["config"]["context"])
     except (SafetensorError, RuntimeError, KeyError, ValueError, TypeError, LookupError) as error:
-        raise InputError(f"{path} and its .json are not a trained language model: {str(error).rstrip('.')}.") from error
+        said = str(error).rstrip(".")
+        raise InputError(f"{path} and its .json are not a trained language model: {said}.") from error
     return SavedLM(model=model.eval(), symbols=symbols, context=context, saved=saved)

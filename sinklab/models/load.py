@@ -5,7 +5,8 @@
 | `demo` | a real DINOv2 ViT-S/14 that comes with the demo extra |
 | `timm:NAME` | a timm vision transformer |
 | `openclip:ARCH[/TAG or FILE]` | an open_clip vision tower |
-| `hf:REPO_OR_DIR` | a Hugging Face vision model |
+| `hf:REPO_OR_DIR` | a Hugging Face vision or language model |
+| `tlens:REPO_OR_DIR` | a language model as a TransformerLens bridge |
 | `dinov2:NAME` | one of Meta's DINOv2 files |
 | `toy:NAME` | a controlled model that comes with sinklab: nop, broadcast, pathway-penalty |
 | `PATH` | a checkpoint file with a sidecar config, or a run folder, also one that trained a model |
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import InputError, NotFoundError
 from sinklab.models.loaded import Loaded, Preprocessing
@@ -37,9 +38,11 @@ _NAMES = (
     ("openclip:ARCH[/TAG or FILE]", "an open_clip vision tower", "openclip:ViT-B-16/laion2b_s34b_b88k"),
     (
         "hf:REPO_OR_DIR",
-        "a Hugging Face Dinov2, Dinov2WithRegisters, DINOv3, ViT, CLIP or SigLIP vision model",
+        "a Hugging Face Dinov2, Dinov2WithRegisters, DINOv3, ViT, CLIP or SigLIP vision model, or a language model: "
+        "GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma, BERT, RoBERTa, DistilBERT",
         "hf:facebook/dinov2-with-registers-base",
     ),
+    ("tlens:REPO_OR_DIR", "one of these language models as a TransformerLens bridge", "tlens:openai-community/gpt2"),
     ("dinov2:NAME", "one of Meta's DINOv2 files, with --weights FILE", "dinov2:vitb14_reg"),
     ("toy:NAME", "a controlled model that comes with sinklab: nop, broadcast, pathway-penalty", "toy:broadcast"),
     (
@@ -48,7 +51,7 @@ _NAMES = (
         "runs/demo",
     ),
 )
-_PREFIXES = ("timm", "openclip", "hf", "dinov2", "toy")
+_PREFIXES = ("timm", "openclip", "hf", "tlens", "dinov2", "toy")
 
 
 def describe_names() -> list[dict[str, str]]:
@@ -95,11 +98,12 @@ def from_module(
     tokens: TokenMap | None = None,
     preprocessing: Preprocessing | None = None,
     name: str = "attached",
+    tokenizer: Any | None = None,
 ) -> Loaded:
     """A model already in memory, left exactly as it is; see `sinklab.models.attached`."""
     from sinklab.models.attached import attached
 
-    return attached(module, tokens=tokens, preprocessing=preprocessing, name=name)
+    return attached(module, tokens=tokens, preprocessing=preprocessing, name=name, tokenizer=tokenizer)
 
 
 def _dispatch(name: str, request: Request) -> Loaded:
@@ -133,6 +137,10 @@ def _by_prefix(prefix: str, rest: str, request: Request) -> Loaded:
         from sinklab.models.from_training import load_shipped
 
         return load_shipped(rest, request)
+    if prefix == "tlens":
+        from sinklab.models.from_transformerlens import load_lens
+
+        return load_lens(rest, request)
     if prefix == "dinov2":
         from sinklab.models.from_dinov2 import load_dinov2
 

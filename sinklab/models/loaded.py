@@ -14,6 +14,8 @@ from sinklab.models.tokens import TokenMap
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from sinklab.models.tokenizer import TextTokenizer
+
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
@@ -93,6 +95,10 @@ class SequenceInput:
     """C of tokens that are vectors [N C]; None for token ids [N]."""
     vocabulary: tuple[int, ...] | None = None
     """The bytes that have an id, in their order; None where ids come from a tokenizer, or for vectors."""
+    tokenizer: TextTokenizer | None = None
+    """Of a language model whose ids are a tokenizer's; None where there is none, and ids have to be given."""
+    predicts_next: bool = True
+    """Whether a token's logits are of the next one; False for models that fill in masked tokens."""
     task: dict[str, Any] | None = None
     """Of a controlled model: the kind, seed and config of its task, from which its sequences are drawn."""
     text: str | None = None

@@ -1,7 +1,7 @@
 """Which token is what: the prefix (CLS and registers, or a beginning of sequence) and the ordinary tokens after it.
 
-Letters: B batch, N tokens, P prefix tokens; for images grid rows × columns, so N = P + rows · columns. A sequence is a
-grid of one row.
+Letters: B batch, N tokens, P prefix tokens, S suffix tokens (0 for images); grid rows × columns, so N is P + S plus
+rows · columns. A sequence is a grid of one row.
 """
 
 from __future__ import annotations
@@ -38,20 +38,24 @@ class TokenMap:
     """Height and width of a patch in pixels; (1, 1) for sequences."""
     ordinary: str = "patch"
     """What the other tokens are: "patch"; "text", or "token" for tokens that are neither."""
+    suffix: tuple[str, ...] = ()
+    """Kinds of the tokens after the ordinary ones: "special" for a text's end, as BERT's [SEP]."""
 
     def __post_init__(self) -> None:
-        unknown = [kind for kind in self.prefix if kind not in PREFIX_KINDS]
+        unknown = [kind for kind in (*self.prefix, *self.suffix) if kind not in PREFIX_KINDS]
         if unknown:
-            raise InputError(f"A prefix token is one of {PREFIX_KINDS}, not {unknown[0]!r}.")
+            raise InputError(f"A prefix or suffix token is one of {PREFIX_KINDS}, not {unknown[0]!r}.")
         if min(self.patch_size) < 1:
             raise InputError(f"A patch needs a positive height and width, not {self.patch_size}.")
         if self.ordinary not in ORDINARY_KINDS:
             raise InputError(f"Ordinary tokens are of one of the kinds {ORDINARY_KINDS}, not {self.ordinary!r}.")
 
     @classmethod
-    def sequence(cls, prefix: tuple[str, ...] = (), *, ordinary: str = "token") -> TokenMap:
-        """The map of a model that reads sequences: so many prefix tokens, then tokens of one kind."""
-        return cls(prefix=prefix, patch_size=(1, 1), ordinary=ordinary)
+    def sequence(
+        cls, prefix: tuple[str, ...] = (), *, ordinary: str = "token", suffix: tuple[str, ...] = ()
+    ) -> TokenMap:
+        """The map of a model that reads sequences: so many prefix tokens, tokens of one kind, so many suffix tokens."""
+        return cls(prefix=prefix, patch_size=(1, 1), ordinary=ordinary, suffix=suffix)
 
     @property
     def prefix_tokens(self) -> int:
@@ -79,11 +83,19 @@ class TokenMap:
     def tokens(self, height: int, width: int) -> int:
         """N for an image of that size."""
         rows, columns = self.grid(height, width)
-        return self.prefix_tokens + rows * columns
+        return self.prefix_tokens + rows * columns + len(self.suffix)
 
-    def kind(self, index: int) -> str:
-        """The kind of the token at one index."""
-        return self.prefix[index] if index < self.prefix_tokens else self.ordinary
+    def ordinary_among(self, tokens: int) -> range:
+        """The indices of the ordinary ones among N tokens."""
+        return range(self.prefix_tokens, tokens - len(self.suffix))
+
+    def kind(self, index: int, tokens: int | None = None) -> str:
+        """The kind of the token at one index, of N tokens; without N the suffix is not told apart."""
+        if index < self.prefix_tokens:
+            return self.prefix[index]
+        if tokens is not None and index >= tokens - len(self.suffix):
+            return self.suffix[index - tokens]
+        return self.ordinary
 
     def check(self, tokens: int, height: int, width: int) -> None:
         """Raise InputError unless a sequence of `tokens` is this map's for an image of that size."""
@@ -94,6 +106,7 @@ class TokenMap:
         of = f"{rows}x{columns} patches of an image of {height}x{width}"
         raise InputError(
             f"The attention sees {tokens} tokens where the token map expects {expected} ({self.prefix_tokens} prefix + "
-            f"{of if self.ordinary == 'patch' else f'{columns} of the sequence'}): the map does not belong to this "
+            f"{of if self.ordinary == 'patch' else f'{columns} of the sequence'}"
+            f"{f' + {len(self.suffix)} suffix' if self.suffix else ''}): the map does not belong to this "
             "model."
         )

@@ -51,5 +51,6 @@ def read_toy(path: str | Path) -> tuple[ToyModel, dict[str, Any]]:
         model = build_toy(saved["kind"], saved["arm"], saved["config"])
         model.load_state_dict(load_file(path))
     except (SafetensorError, RuntimeError, KeyError, ValueError, TypeError, LookupError) as error:
-        raise InputError(f"{path} and its .json are not a trained controlled model: {str(error).rstrip('.')}.") from error
+        said = str(error).rstrip(".")
+        raise InputError(f"{path} and its .json are not a trained controlled model: {said}.") from error
     return model.eval(), saved

@@ -150,24 +150,28 @@ def plane_figure(table: pd.DataFrame, definition: SinkDefinition, counted: Count
     high = int(((drawn[axis] >= definition.broadcast) & flat).sum())
     rank = f" with a stable rank of at most {definition.stable_rank:g}" if definition.stable_rank else ""
     same = f", and{rank} everybody receives the same" if rank else ""
-    where = "after the output projection" if definition.axis == "value_ratio_out" else "in the head's own space"
+    words = counted.words
+    place = words.where(definition.axis)
+    where = "in the head's own space" if place == "in the head" else place
     missing = len(sunk) - len(drawn)
     left_out = (
-        f" {plural(missing, 'head')} whose update is zero has no stable rank and is not drawn." if missing else ""
+        f" {plural(missing, 'head')} whose {words.update} is zero has no stable rank and is not drawn."
+        if missing
+        else ""
     )
     ranks = drawn["median_stable_rank"]
     spread = f" Stable ranks run from {number(ranks.min(), 3)} to {number(ranks.max(), 3)}." if len(drawn) else ""
     kept = ["layer", "head", "images", "events", "kind", axis, "median_stable_rank", f"class_{definition.name}"]
     return drawn_twice(
         "fig7-value-and-rank" + ("" if primary else f"-{definition.name}"),
-        lambda width: figures.draw_plane(table, definition, width),
-        title=f"NOP or broadcast: value ratio and stable rank (definition “{definition.name}”)",
+        lambda width: figures.draw_plane(table, definition, width, words),
+        title=f"NOP or broadcast: {words.ratio} and stable rank (definition “{definition.name}”)",
         reading=f"One mark a sunk head, at its medians over its events. Left of {definition.nop:g} the sink carries "
         f"almost nothing: a NOP. Right of {definition.broadcast:g} it carries as much as other tokens{same}: a "
-        f"broadcast. Value norms are taken {where}. Colour is the layer, shape the kind of the sink token; "
+        f"broadcast. {words.say(words.taken, where=where)}. Colour is the layer, shape the kind of the sink token; "
         f"L3H1 is layer 3, head 1.",
         counts=f"{counted.sentence(definition)} {plural(len(drawn), 'head')} drawn.{left_out}",
-        alt=f"Scatter of {plural(len(drawn), 'sunk head')}: {low} at a median value ratio of {definition.nop:g} or "
+        alt=f"Scatter of {plural(len(drawn), 'sunk head')}: {low} at a median {words.ratio} of {definition.nop:g} or "
         f"less, {high} at {definition.broadcast:g} or more{rank}.{spread}",
         table=drawn[kept],
     )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHORT = {"zero_ordinary": "control"}
-MARKERS = ("o", "s", "D", "^", "v", "x")
+MARKERS = ("o", "s", "D", "^", "v", "x", "P")
 """One an edit, so that lines of one class stand apart without a colour of their own."""
 BLOCK_WORDS = {"1+": "layers ≥ 1", "0": "layer 0", "all": "all layers"}
 LIVELY = 12

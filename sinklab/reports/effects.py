@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 CAUSAL_CLASSES = ("nop", "broadcast")
 EDIT_MEANING = {
     "zero": "the sink’s value is set to zero",
+    "null": "every reader finds its own phases in place of the sink’s, which is exactly no contribution",
     "mean": "the sink’s value becomes the head’s mean sink value over held-out {nouns}",
     "donor": "the sink’s value becomes the sink’s value in another {noun}, the donor",
     "ordinary": "the sink’s value becomes that of {an_ordinary} of the donor",
@@ -141,7 +142,8 @@ def _read(path: Path, numbers: dict[str, str], words: dict[str, tuple[str, ...]]
         return None
     with reading(path, PATCHED):
         try:
-            table = pd.read_csv(path, dtype=dict.fromkeys(words, str))
+            # null is the name of an edit, and an empty field is what has no number
+            table = pd.read_csv(path, dtype=dict.fromkeys(words, str), keep_default_na=False, na_values=[""])
         except pd.errors.EmptyDataError:
             return pd.DataFrame(columns=[*words, *numbers])
         table = table[[*words, *numbers]].astype(numbers).fillna(dict.fromkeys(("agrees", "reason") & words.keys(), ""))

@@ -97,8 +97,8 @@ def draw_frequency(heads: pd.DataFrame, definition: str, width: float = drawing.
     return figure
 
 
-def draw_plane(heads: pd.DataFrame, definition: Any, width: float = drawing.WIDE) -> Figure:
-    """Fig. 7: every sunk head by its median value ratio and median stable rank, with the class boundaries.
+def draw_plane(heads: pd.DataFrame, definition: Any, width: float = drawing.WIDE, words: Words = IMAGES) -> Figure:
+    """Fig. 7: every sunk head by its median ratio and median stable rank, with the class boundaries.
 
     heads: rows of `head_table` with at least one event; definition: the SinkDefinition whose axis and lines are drawn.
     """
@@ -117,8 +117,10 @@ def draw_plane(heads: pd.DataFrame, definition: Any, width: float = drawing.WIDE
             axes.scatter(rows[axis].clip(lower=SMALLEST_RATIO), rows["median_stable_rank"], s=_dot_size(len(heads)),
                          c=[colours[int(layer)] for layer in rows["layer"]], marker=KIND_MARKER[kind],
                          edgecolors=INK, linewidths=0.7, zorder=3)  # fmt: skip
-        space = "after the output projection" if definition.axis == "value_ratio_out" else "in the head"
-        axes.set(xlabel=f"median value ratio {space} (log)", ylabel="median stable rank of the update (log)")
+        axes.set(
+            xlabel=f"median {words.ratio} {words.where(definition.axis)} (log)",
+            ylabel=f"median stable rank of the {words.update} (log)",
+        )
         shown = drawing.layer_ticks(layers, 6 if narrow else 10) if layers else []
         handles = [Line2D([], [], linestyle="none", marker="o", markersize=6, color=colours[layer],
                           markeredgecolor=INK, markeredgewidth=0.7, label=f"layer {layer}")

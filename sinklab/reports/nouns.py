@@ -68,6 +68,15 @@ class Words:
     """The section that shows some inputs, its anchor and its template."""
     anchor: str = "photographs"
     template: str = "photographs.html.j2"
+    axis: str = "value"
+    """What a sink's size is measured by, `Site.axis`: its "value", or its "contribution" where values are phases."""
+    ratio: str = "value ratio"
+    ratio_title: str = "Value ratio"
+    within: str = "in the head"
+    beyond: str = "after the output projection"
+    taken: str = "Value norms are taken {where}"
+    update: str = "update"
+    """Whose stable rank tells whether all receive the same."""
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Words:
@@ -77,7 +86,12 @@ class Words:
         if noun == "image":
             return IMAGES
         described = model if isinstance(model, dict) else {}
-        return sequences(str(noun), described.get("prefix") or (), str(described.get("ordinary") or "token"))
+        words = sequences(str(noun), described.get("prefix") or (), str(described.get("ordinary") or "token"))
+        return replace(words, **CONTRIBUTION) if measured_by(config) == "contribution" else words
+
+    def where(self, axis: str) -> str:
+        """Where the ratio of a column of the head table is taken, "value_ratio_out" or "value_ratio_head"."""
+        return self.beyond if axis == "value_ratio_out" else self.within
 
     @property
     def pictures(self) -> bool:
@@ -93,6 +107,24 @@ class Words:
         return plural(number, self.noun, self.nouns)
 
 
+def measured_by(config: dict[str, Any]) -> str:
+    """The axis of a run's layers, from its run.json: "value" unless every layer says "contribution"."""
+    model = config.get("model")
+    sites = model.get("sites") if isinstance(model, dict) else None
+    named = [site.get("axis") for site in sites if isinstance(site, dict)] if isinstance(sites, list) else []
+    return "contribution" if named and set(named) == {"contribution"} else "value"
+
+
+CONTRIBUTION: dict[str, Any] = {
+    "axis": "contribution",
+    "ratio": "contribution ratio",
+    "ratio_title": "Contribution ratio",
+    "within": "of values in the head (1 by construction)",
+    "beyond": "of the sink’s phases to its readers",
+    "taken": "Contributions, the norms of v ⊙ sin(θ_s − θ_i), are means over readers, before the bound",
+    "update": "resultant G",
+}
+"""The words of `Words` where values are phases: they all have one norm, and what counts is where the reader stands."""
 IMAGES = Words()
 
 

@@ -20,6 +20,7 @@ from sinklab.reports import (
     effects,
     overlay_sheet,
     overlays,
+    phase,
     sections,
     strips,
     sureness,
@@ -83,6 +84,8 @@ class Findings:
     """What a controlled task says of the edits, a table a head; empty without."""
     causal: effects.Causal | None
     """None for a run without interventions, or with interventions under another rule or definition."""
+    phases: pd.DataFrame | None
+    """tables/phase.csv, of a run whose model's values are phases."""
 
 
 def write_report(run: SavedRun) -> Path:
@@ -148,6 +151,7 @@ def gather(run: SavedRun) -> Findings:
         how_sure=sureness.how_sure(heads, table, grid, rule, definition, words),
         causal=edited,
         task=[] if said is None else task.task_tables(said),
+        phases=phase.read_phases(run.path / "tables/phase.csv"),
     )
 
 
@@ -166,6 +170,8 @@ def draw_figures(found: Findings) -> dict[str, captions.Drawn]:
     if found.causal is not None:
         named = {"effects": effects_figure(found.causal), "joint": joint_figure(found.causal)}
         drawn |= {name: figure for name, figure in named.items() if figure is not None}
+    if found.phases is not None:
+        drawn |= phase.phase_figures(found.phases, found.words)
     if not len(found.table):
         return drawn
     drawn |= {
@@ -184,7 +190,7 @@ def draw_figures(found: Findings) -> dict[str, captions.Drawn]:
 
 def _with_labels(figure: captions.Drawn, found: Findings) -> pd.DataFrame:
     """The plotted numbers with the rule and the definition that they rest on."""
-    if figure.name.startswith("fig4"):
+    if figure.name.startswith(("fig4", "phase")):
         return tables.labelled(figure.table, rule="none")
     if figure.name.startswith("fig6") and found.causal is not None:
         named_so = str(found.causal.patch.get("definition", "causal"))
@@ -254,9 +260,17 @@ def render(
         strips=[key for key in drawn if key.startswith("strip")],
         heat_ramp=[(colour, round(overlays.opacity(place / (len(HEAT_RAMP) - 1)), 3))
                    for place, colour in enumerate(HEAT_RAMP)],
+        phases=_phase_words(found),
         **_causal_words(config, found),
         broken=sections.records(found.table[found.table["not_finite"] > 0]),
     )  # fmt: skip
+
+
+def _phase_words(found: Findings) -> dict[str, str] | None:
+    """What is said of the phases; None for a run without."""
+    if found.phases is None:
+        return None
+    return phase.phase_words(found.phases, found.heads, found.rule, found.definition, found.words)
 
 
 def _causal_words(config: dict[str, Any], found: Findings) -> dict[str, Any]:

@@ -19,7 +19,9 @@ METRICS = {
     "no_payload_mse": ("No-payload MSE", "the same against x, as if there were no payload"),
     "delta_rms_nop": ("ΔRMS, NOP", "the root mean square of the output’s change over the queries with nothing to do"),
     "delta_rms_active": ("ΔRMS, active", "the same over the queries with something to do"),
-    "delta_rms": ("ΔRMS", "the root mean square of the output’s change over the recipients"),
+    "delta_rms_recipients": ("ΔRMS", "the root mean square of the output’s change over the recipients"),
+    "shared_energy": ("Shared energy", "the part of the output’s change that all ordinary tokens have in common"),
+    "payload_cosine": ("Payload cosine", "the cosine of the recipients’ mean change with p_donor − p_own"),
     "donor_improvement": ("Donor improvement", "how much nearer the output comes to the donor’s target"),
 }
 """Every metric's heading and what it is, in the order of the columns."""

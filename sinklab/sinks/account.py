@@ -54,7 +54,7 @@ def before_scan(
             "strict_images": options.strict_images,
         },
         "rule": options.rule.as_dict(images.noun),
-        "definition": options.definition.as_dict(),
+        "definition": options.definition.as_dict() | {"sentence": options.definition.sentence(model.sites[0].axis)},
         "seeds": {"images": options.seed},
         "versions": library_versions(
             ("sinklab", "torch", "torchvision", "timm", "open_clip_torch", "transformers", "numpy", "pandas", "pyarrow")

@@ -141,8 +141,13 @@ class SinkDefinition:
             shared &= heads["stable_rank"].to_numpy("float64") <= self.stable_rank  # NaN: not a broadcast
         return np.select([ratio <= self.nop, shared], [0, 1], 2)
 
-    def sentence(self) -> str:
-        """The definition in words with its numbers, for reports."""
+    def sentence(self, measured_by: str = "value") -> str:
+        """The definition in words with its numbers, for reports.
+
+        measured_by: `Site.axis` of the run's layers. By "contribution" the columns hold what `sinks.contribution` says.
+        """
+        if measured_by == "contribution" and self.axis in RATIOS:
+            return self._contributes()
         place = {
             "value_ratio_out": "the norm of the sink's output-projected value",
             "value_ratio_head": "the norm of the sink's value",
@@ -152,6 +157,27 @@ class SinkDefinition:
         return (
             f"By the definition '{self.name}', a sunk head is a NOP if {place}{against} is at most {self.nop:g}, "
             f"and a broadcast if it is at least {self.broadcast:g}{rank}; between them it is intermediate."
+        )
+
+    def _contributes(self) -> str:
+        """The sentence where values are phases."""
+        if self.axis == "value_ratio_head":
+            same = "a broadcast" if self.broadcast <= 1 else "a NOP" if self.nop >= 1 else "intermediate"
+            return (
+                f"By the definition '{self.name}', a sunk head is classed by the norm of the sink's value. Values are "
+                f"phases here and all have the same norm: the ratio is 1 by construction, every sunk head is {same} by "
+                "it, and it tells nothing apart."
+            )
+        rank = (
+            ""
+            if self.stable_rank is None
+            else f" and the resultant G has a stable rank of at most {self.stable_rank:g}"
+        )
+        return (
+            f"By the definition '{self.name}', a sunk head is a NOP if the contribution ratio – the mean norm of what "
+            "the sink's phases would move its readers by, v ⊙ sin(θ_s − θ_i), over the mean of the head's other keys – "
+            f"is at most {self.nop:g}, and a broadcast if it is at least {self.broadcast:g}{rank}; between them it is "
+            "intermediate."
         )
 
 

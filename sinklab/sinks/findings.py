@@ -43,9 +43,10 @@ def theta_table(model: Model, layers: tuple[int, ...] | None) -> pd.DataFrame:
 
 
 def write_findings(model: Model, images: InputList, transform: View, run: Run, options: ScanOptions) -> list[str]:
-    """`sinks.parquet`, `summary.json`, `tables/spectrum.csv` and `overlays/`; returns sentences worth keeping."""
+    """`sinks.parquet`, `summary.json`, `tables/*.csv` and `overlays/`; returns sentences worth keeping."""
     from sinklab.sinks.classify import with_own
     from sinklab.sinks.overlay import choose, write_overlays
+    from sinklab.sinks.phase import phase_table
 
     heads = run.heads
     sinks = sink_table(heads, options.rule, with_own(options.definition))
@@ -53,6 +54,9 @@ def write_findings(model: Model, images: InputList, transform: View, run: Run, o
     summary = summarise(heads, options.rule, options.definition, images.noun)
     run.write_json("summary.json", summary)
     run.write_table("tables/spectrum.csv", theta_table(model, options.layers))
+    phases = phase_table(run)
+    if phases is not None:
+        run.write_table("tables/phase.csv", phases)
     chosen = choose(sinks, summary, options.definition.name)
     notes = write_overlays(model, images, transform, run, options, chosen)
     assert list(heads.columns) == head_schema().names

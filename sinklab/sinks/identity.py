@@ -26,6 +26,7 @@ def model_identity(model: Model) -> dict[str, Any]:
         "parameters_dtype": str(model.dtype).removeprefix("torch."),
         "activation": model.provenance.activation,
         "prefix_tokens": list(model.tokens.prefix),
+        **({"suffix_tokens": list(model.tokens.suffix)} if model.tokens.suffix else {}),
         "patch_size": list(model.tokens.patch_size),
         "heads": [site.heads for site in model.sites],
         "key_value_heads": [site.kv_heads for site in model.sites],

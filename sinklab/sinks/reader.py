@@ -11,6 +11,7 @@ import torch
 
 from sinklab.errors import InputError, NotFoundError
 from sinklab.hooks.manager import Reader
+from sinklab.sinks.contribution import with_contributions
 from sinklab.sinks.statistics import finish, over
 from sinklab.sinks.stream import HeadGeometry, Moments, measure
 from sinklab.sinks.tiles import Workspace, working_dtype
@@ -56,9 +57,14 @@ class StatisticsReader(Reader):
         self._finished: list[tuple[list[int], dict[str, Tensor]]] = []  # (layers, name → [L B H])
         self._token_norms: dict[int, Tensor] = {}
         self._tokens: dict[int, int] = {}
+        self._velocity: dict[int, Tensor] = {}  # of phase layers, v(θ) [B N k]
 
     def resid_pre(self, site: Site, x: Tensor) -> None:
-        """Token norms of the block's input, for the outliers of Lemma 3."""
+        """Token norms of the block's input, for the outliers of Lemma 3: 1 all of them where it is phases."""
+        phase = site.parts.phase
+        if phase is not None:
+            self._velocity[site.layer] = phase.velocity(x.detach())
+            x = torch.cat([x.cos(), x.sin()], -1)
         norms = torch.linalg.vector_norm(x.detach(), dim=-1, dtype=working_dtype(x.dtype))
         self._token_norms[site.layer] = norms  # [B N]
 
@@ -66,13 +72,21 @@ class StatisticsReader(Reader):
         """Measure a call that the model's own kernel has computed."""
         if not self.fast:
             moments, _ = measure(call, self.geometry[site.name], space=self._space)
-            self._keep(site, call, moments)
+            assert call.z is not None
+            self._keep(site, call, self._contributed(site, call, call.z, moments))
 
     def attend(self, site: Site, call: AttentionCall) -> Tensor:
         """z and the moments in one pass; give it to HookManager's `attend` when `fast`."""
         moments, z = measure(call, self.geometry[site.name], compute_z=True, space=self._space)
-        self._keep(site, call, moments)
+        self._keep(site, call, self._contributed(site, call, z, moments))
         return z
+
+    def _contributed(self, site: Site, call: AttentionCall, z: Tensor, moments: Moments) -> Moments:
+        """The moments, with what keys contribute where values are phases."""
+        if site.parts.phase is None:
+            return moments
+        with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
+            return with_contributions(call, z, site.parts.phase, self._velocity.pop(site.layer), moments)
 
     def _keep(self, site: Site, call: AttentionCall, moments: Moments) -> None:
         if site.layer in self._tokens:
@@ -103,7 +117,7 @@ class StatisticsReader(Reader):
             stacked = {name: torch.cat([table[name] for table in tables])[order].transpose(0, 1) for name in tables[0]}
             stacked["token_norm_ratio"] = self._outliers(layers, stacked["sink_index"])
             tokens = [self._tokens[layer] for layer in layers]
-            self._finished, self._token_norms, self._tokens = [], {}, {}
+            self._finished, self._token_norms, self._tokens, self._velocity = [], {}, {}, {}
             return layers, {name: values.contiguous().cpu() for name, values in stacked.items()}, tokens
 
     def _outliers(self, layers: list[int], sink: Tensor) -> Tensor:

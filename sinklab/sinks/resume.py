@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from sinklab.config import CONFIG
 from sinklab.data.images import UnreadableImage, content_digest
 from sinklab.errors import InputError, NotFoundError, printable
-from sinklab.parts import forget_batches
+from sinklab.parts import forget_batches, read_parts
 from sinklab.run import RESULTS
 from sinklab.sinks.classify import SinkDefinition
+from sinklab.sinks.phase import PARTS as PHASE_PARTS
 from sinklab.sinks.rule import SinkRule
 
 if TYPE_CHECKING:
@@ -66,6 +67,9 @@ def retry_skipped(run: Run, images: InputList, transform: View, options: ScanOpt
                 again.add(batch)
         if again:
             forget_batches(part, again, options.batch_size)
+            for beside in read_parts(run.path / PHASE_PARTS, run.config["fingerprint"]):
+                if again & set(beside.batches):
+                    forget_batches(beside, again, options.batch_size)
 
 
 def require_spared(images: InputList, output: Path) -> None:

@@ -119,11 +119,29 @@ def scan(
     ranks: Ranks,
     progress: Progress | None = None,
 ) -> Timings:
-    """Write this rank's parts of the head table; batches that lie in parts already are left out.
+    """Write this rank's parts of the head table and, where values are phases, of what attention does to them.
 
-    Raises InputError for an unreadable image under `strict_images`, for a token map that is not the model's, and
-    WriteError when the disk is full. Batches finished before an error are kept.
+    Batches that lie in parts already are left out. Raises InputError for an unreadable image under `strict_images` and
+    for a token map that is not the model's, WriteError when the disk is full. Batches finished before an error are
+    kept.
     """
+    from sinklab.sinks.phase import gather_phase
+
+    timings = scan_heads(model, images, transform, run, options, ranks, progress)
+    gather_phase(model, images, transform, run, options, ranks)
+    return timings
+
+
+def scan_heads(
+    model: Model,
+    images: InputList,
+    transform: View,
+    run: Run,
+    options: ScanOptions,
+    ranks: Ranks,
+    progress: Progress | None = None,
+) -> Timings:
+    """The head table's part of `scan`."""
     done = run.done_batches()
     share: dict[str, Any] = {"batch_size": options.batch_size, "rank": ranks.rank, "world": ranks.world}
     todo = batch_numbers(len(images), skip_batches=done, **share)
@@ -187,17 +205,18 @@ def head_rows(
     shape = found["sink_index"].shape  # [B L H]
     image, layer, head = (axis.reshape(-1) for axis in np.indices(shape))
     sink = found["sink_index"].numpy().reshape(-1)
-    prefix = token_map.prefix_tokens
+    number = max(tokens)  # N, which the check found to be that of every layer
+    ordinary = token_map.ordinary_among(number)
     _, columns = token_map.grid(transform.height, transform.width)
-    kinds = np.array([*token_map.prefix, token_map.ordinary, "none"])
-    patch = np.where(sink >= prefix, sink - prefix, -1)
+    kinds = np.array([*(token_map.kind(index, number) for index in range(number)), "none"])  # −1 is the last
+    patch = np.where((sink >= ordinary.start) & (sink < ordinary.stop), sink - ordinary.start, -1)
     frame = {
         "image": np.array(batch.ids, dtype=object)[image],
         "image_index": np.array(batch.indices)[image],
         "layer": np.array(layers)[layer],
         "head": head,
         "tokens": np.array(tokens)[layer],
-        "sink_kind": kinds[np.where(sink < 0, prefix + 1, np.minimum(sink, prefix))],
+        "sink_kind": kinds[sink],
         "sink_row": np.where(patch >= 0, patch // columns, -1),
         "sink_column": np.where(patch >= 0, patch % columns, -1),
         **{name: values.numpy().reshape(-1) for name, values in found.items()},

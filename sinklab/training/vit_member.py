@@ -103,8 +103,6 @@ class Member:
     shard: bool = False
     """Share weights, gradients and optimizer state out over the ranks (FSDP2) instead of copying them (DDP)."""
     score: Score | None = None
-    best: list[float] = field(default_factory=lambda: [float("-inf")])
-    """The best probe accuracy so far."""
 
     @property
     def name(self) -> str:
@@ -207,13 +205,14 @@ def _after_step(member: Member, model: LeJEPA, done: int) -> None:
         return
     config, writes = member.config, member.ranks.first
     found = evaluated(member, model)
-    path = member.folder / "validation.jsonl"
+    path, better = member.folder / "validation.jsonl", False
     if writes:
         kept = _lines(path, before=epoch)
         with atomically(path) as stream:
             stream.write("".join(json.dumps(line) + "\n" for line in [*kept, {"epoch": epoch, **found}]).encode())
-        member.best[0] = max([line["probe_accuracy"] or 0.0 for line in kept], default=float("-inf"))
-    better = member.ranks.any(writes and (found["probe_accuracy"] or 0.0) > member.best[0])
+        accuracy = found["probe_accuracy"]  # None without classes: then no weights are the best
+        better = accuracy is not None and all(accuracy > line["probe_accuracy"] for line in kept)
+    better = member.ranks.any(better)  # all ranks have to take part in gathering a sharded model
     told = {**member.settings(), "epoch": epoch, "step": done, "validation": found}
     if better:
         save_model(member.folder / "best.safetensors", model.vit, told, writes=writes)

@@ -141,7 +141,11 @@ def test_a_strip_shows_the_attention_that_was_saved_and_marks_the_sink(kind: str
 def test_what_the_task_says_stands_head_by_head_with_the_baseline_first(tmp_path: Path, runs: dict[str, Any]) -> None:
     run = edited(runs["broadcast"], tmp_path)
     place = {"layer": 1, "head": 0, "class": "broadcast", "batches": 64, "sequences": 16384}
-    values = [("zero", "task_mse", 0.5, 0.01), ("baseline", "task_mse", 0.0123, 0.0004), ("zero", "delta_rms", 0.7, 0)]
+    values = [
+        ("zero", "task_mse", 0.5, 0.01),
+        ("baseline", "task_mse", 0.0123, 0.0004),
+        ("zero", "delta_rms_recipients", 0.7, 0),
+    ]
     rows = [place | {"edit": edit, "metric": name, "mean": mean, "sem": sem} for edit, name, mean, sem in values]
     run.write_table("tables/task_effects.csv", pd.DataFrame(rows))
     words = read_aloud(write_report(run).read_text(encoding="utf-8"))

@@ -104,7 +104,7 @@ def test_the_penalty_is_the_mean_share_of_all_blocks_but_the_first() -> None:
     _, measured = model.vit(views.transpose(0, 1).flatten(0, 1), measure="gated")
     layer_shares = measured[:, 0] / (measured[:, 1] + 1e-12)
     terms = model(*batch(), along().double())
-    assert float(terms["penalty"]) == pytest.approx(float(layer_shares[1:].mean()), rel=1e-6)
+    assert float(terms["penalty"].detach()) == pytest.approx(float(layer_shares[1:].mean().detach()), rel=1e-6)
 
 
 def test_the_probe_teaches_the_backbone_nothing() -> None:
@@ -178,3 +178,25 @@ def test_two_processes_compute_the_loss_and_gradients_of_one_with_the_joined_bat
 def test_alone_the_joined_batch_norm_is_torchs_own() -> None:
     x = gaussian(8)
     assert torch.equal(JoinedBatchNorm(6)(x), nn.BatchNorm1d(6)(x))
+
+
+def test_the_penalty_can_be_on_the_update_without_its_output_gate() -> None:
+    model, (views, labels) = built(update="ungated"), batch()
+    with torch.no_grad():
+        for block in model.vit.blocks:
+            block.attn.gate.weight.normal_(std=0.5, generator=torch.Generator().manual_seed(5))  # type: ignore[union-attr, operator]
+    pixels = views.transpose(0, 1).flatten(0, 1)
+    gated, ungated = (model.vit(pixels, measure=kind)[1] for kind in ("gated", "ungated"))
+    found = float(model(views, labels, along().double())["penalty"].detach())
+    assert found == pytest.approx(float((ungated[1:, 0] / ungated[1:, 1]).mean().detach()), rel=1e-6)
+    assert abs(found - float((gated[1:, 0] / gated[1:, 1]).mean().detach())) > 1e-4
+
+
+def test_in_bfloat16_the_objective_is_still_computed_in_float32() -> None:
+    exact, rounded = built().float(), built().float()
+    rounded.low_precision = True
+    views, labels = batch()
+    terms, rough = (model(views.float(), labels, along()) for model in (exact, rounded))
+    assert all(value.dtype == torch.float32 for value in rough.values())
+    assert float(rough["total"].detach()) == pytest.approx(float(terms["total"].detach()), rel=0.05)
+    assert float(rough["invariance"].detach()) != float(terms["invariance"].detach())

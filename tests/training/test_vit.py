@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from sinklab.data.procedural import ProceduralImages
@@ -195,3 +196,18 @@ def test_a_dry_run_on_a_cpu_has_a_finite_loss() -> None:
     told = dry_run(replace(make_config("global-penalty-L"), dim=32, heads=2, depth=3, image=32), steps=2, device="cpu")
     assert {"total", "sigreg", "invariance", "probe", "penalty", "probe_accuracy"} == set(told["terms"])
     assert json.dumps(told)
+
+
+def test_images_without_labels_train_all_but_the_probe_and_none_are_the_best(tmp_path: Path) -> None:
+    from sinklab.data.labelled import photographs
+
+    (tmp_path / "photos").mkdir()
+    for number in range(4):
+        pixels = IMAGES.picture(number).permute(1, 2, 0).numpy()
+        Image.fromarray(pixels).save(tmp_path / f"photos/{number}.png")
+    config = small("baseline-tiny", epochs=1)
+    train_vit(tmp_path / "run", [config], photographs(tmp_path / "photos"))
+    member = folder(tmp_path / "run", config)
+    assert (member / "model.safetensors").is_file() and not (member / "best.safetensors").exists()
+    assert "probe" not in read_metrics(member / METRICS)[-1]
+    assert set(pd.read_csv(tmp_path / "run/tables/training.csv")["metric"]) == {"images", "common_mode"}

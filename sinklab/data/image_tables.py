@@ -1,0 +1,173 @@
+"""Pictures that lie in tables: Parquet files, and what Hugging Face's `save_to_disk` writes (Arrow files).
+
+A row is a picture: its bytes in the column `image` (or `img`), plain or as the struct {bytes, path} that the Hub uses,
+and its class in `label` (or `cls`), as a number or a name. Arrow files are mapped into memory and read where a picture
+lies; of a Parquet file a whole row group is read, so that shuffled training is faster from Arrow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sinklab.data.decode import UnreadableImage, decoded
+from sinklab.errors import InputError, NotFoundError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ENDINGS = (".parquet", ".arrow")
+IMAGE_COLUMNS = ("image", "img")
+LABEL_COLUMNS = ("label", "cls", "labels", "fine_label")
+GROUPS_KEPT = 8
+"""Row groups of Parquet files that are kept for the next picture."""
+
+
+def table_files(source: str | Path) -> list[Path]:
+    """The tables that a file stands for, or those with pictures in a folder, sorted by name; none if there are none."""
+    path = Path(source).expanduser()
+    if not path.is_dir():
+        return [path] if path.suffix in ENDINGS else []
+    found = sorted(found for ending in ENDINGS for found in path.glob(f"**/*{ending}"))
+    return [table for table in found if set(IMAGE_COLUMNS) & set(_schema(str(table)).names)]
+
+
+class ImageTable:
+    """Pictures and labels of one or more tables with the same columns, in the order of the files.
+
+    `classes` are those of the training pictures, when these are for validation. Raises NotFoundError for no files and
+    InputError for tables without pictures.
+    """
+
+    def __init__(self, files: Sequence[Path], *, classes: Sequence[str] | None = None) -> None:
+        if not files:
+            raise NotFoundError("No tables of images (.parquet, .arrow) were given.")
+        self.files = [str(path) for path in files]
+        counts = [_rows(path) for path in self.files]
+        self._ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+        self.image_column, self.label_column, names = _columns(self.files[0])
+        said = [name for path in self.files for name in _labels(path, self.label_column)]
+        told = [names[value] if names and isinstance(value, int) and value >= 0 else value for value in said]
+        spelled = [None if value is None or value == -1 else str(value) for value in told]
+        known = classes if classes is not None else names or sorted({name for name in spelled if name}, key=_order)
+        self.classes = tuple(known) if len(known) > 1 else ()
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        strange = sorted({name for name in spelled if name} - numbers.keys()) if self.classes else []
+        if strange:
+            raise InputError(f"The label {strange[0]!r} is none of the {len(self.classes)} classes.")
+        self._numbers = [numbers.get(name or "", -1) for name in spelled]
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    @property
+    def sha256(self) -> str:
+        """Of the files' names and sizes, and the labels."""
+        sizes = [(Path(path).name, Path(path).stat().st_size) for path in self.files]
+        return hashlib.sha256(f"{sizes} {self._numbers}".encode()).hexdigest()
+
+    def label(self, index: int) -> int:
+        """−1 for none."""
+        return self._numbers[index]
+
+    def picture(self, index: int) -> Tensor:
+        """uint8 [3 H W], upright. Raises UnreadableImage."""
+        from torchvision.transforms.v2 import functional as v2
+
+        number = bisect_right(self._ends, index)
+        row = index - (self._ends[number - 1] if number else 0)
+        name = f"{Path(self.files[number]).name}/{row}"
+        held = _cell(self.files[number], self.image_column, row)
+        content = held.get("bytes") if isinstance(held, dict) else held
+        if not content:
+            raise UnreadableImage(name, "its row holds no bytes")
+        pixels: Tensor = v2.pil_to_tensor(decoded(content, name))
+        return pixels
+
+
+def _order(name: str) -> tuple[bool, int, str]:
+    return (False, int(name), "") if name.isdecimal() else (True, 0, name)
+
+
+@lru_cache(maxsize=256)
+def _mapped(path: str) -> Any:
+    """An Arrow file's table; its pictures stay on the disk until they are asked for."""
+    import pyarrow as pa
+
+    try:
+        source = pa.memory_map(path)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"There is no file {path}.") from error
+    try:
+        return pa.ipc.open_stream(source).read_all()
+    except pa.ArrowInvalid:
+        try:
+            return pa.ipc.open_file(source).read_all()
+        except pa.ArrowInvalid as error:
+            raise InputError(f"{path} is not a whole Arrow file: {error}.") from error
+
+
+@lru_cache(maxsize=256)
+def _parquet(path: str) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"There is no file {path}.") from error
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"{path} is not a whole Parquet file: {error}.") from error
+
+
+@lru_cache(maxsize=GROUPS_KEPT)
+def _group(path: str, number: int, column: str) -> Any:
+    return _parquet(path).read_row_group(number, columns=[column])[column]
+
+
+def _rows(path: str) -> int:
+    return int(_mapped(path).num_rows if path.endswith(".arrow") else _parquet(path).metadata.num_rows)
+
+
+def _cell(path: str, column: str, row: int) -> Any:
+    if path.endswith(".arrow"):
+        return _mapped(path)[column][row].as_py()
+    metadata, first = _parquet(path).metadata, 0
+    for number in range(metadata.num_row_groups):
+        count = metadata.row_group(number).num_rows
+        if row < first + count:
+            return _group(path, number, column)[row - first].as_py()
+        first += count
+    raise InputError(f"{path} has no row {row}.")
+
+
+def _labels(path: str, column: str | None) -> list[Any]:
+    if column is None:
+        return [None] * _rows(path)
+    held = _mapped(path)[column] if path.endswith(".arrow") else _parquet(path).read(columns=[column])[column]
+    values: list[Any] = held.to_pylist()
+    return values
+
+
+def _schema(path: str) -> Any:
+    return _mapped(path).schema if path.endswith(".arrow") else _parquet(path).schema_arrow
+
+
+def _columns(path: str) -> tuple[str, str | None, list[str]]:
+    """The columns of pictures and labels, and the classes' names where the table tells them."""
+    schema = _schema(path)
+    image = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
+    if image is None:
+        raise InputError(f"{path} holds no images: it has no column {' or '.join(IMAGE_COLUMNS)}, but {schema.names}.")
+    label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
+    try:
+        told = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][label]["names"]
+        names = [str(name) for name in told]
+    except (KeyError, TypeError, ValueError):
+        names = []
+    return image, label, names

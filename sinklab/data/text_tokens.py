@@ -1,0 +1,147 @@
+"""Windows of a text as token ids of a tokenizer: the split is tokenised once, in pieces, and cut into windows.
+
+Nothing of it depends on how many windows are asked for. Letters: N tokens of a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sinklab.data.sequences import SequenceList
+from sinklab.data.text_sequences import WINDOWS
+from sinklab.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from sinklab.data.text import Text
+
+PIECE = 1 << 20
+"""Bytes that are tokenised at once; pieces end behind a line where there is one."""
+UNKNOWN = 0.5
+"""A text of which as many tokens are unknown is refused."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenWindow:
+    """One window's ids, with what stands before and after them."""
+
+    id: str
+    ids: NDArray[np.int64] = field(repr=False)
+
+    @property
+    def path(self) -> str:
+        """A text may be many files, and none of them is a result of ours."""
+        return ""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return int(self.ids.nbytes)
+
+    def content(self) -> bytes:
+        """The ids, 8 bytes each."""
+        return self.ids.tobytes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a model reads a text."""
+
+    name: str
+    """The model's, for sentences."""
+    encode: Callable[[str], Sequence[int]]
+    length: int
+    """N, with `before` and `after`."""
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    unknown: int | None
+    vocabulary: int
+    """Ids from this on have no vector in the model."""
+
+    @property
+    def inside(self) -> int:
+        """Tokens of text in a window."""
+        return self.length - len(self.before) - len(self.after)
+
+
+def token_sequences(
+    text: Text, reading: Reading, *, split: str = "validation", limit: int | None = None
+) -> SequenceList:
+    """Windows of a split that do not overlap, `limit` of them (512 for None), evenly spread; ids "validation/00012".
+
+    Of a text whose split holds not even one, the whole is read ("text/00012"): a model that comes with its own
+    tokenizer was not trained on the rest. Raises InputError where that holds none either, and where the tokens are
+    not the model's.
+    """
+    notes = list(text.notes)
+    ids = _tokenised(text, split, reading.encode)
+    if len(ids) < reading.inside:
+        short, ids = len(ids), _tokenised(text, None, reading.encode)
+        if len(ids) < reading.inside:
+            raise InputError(
+                f"{text.name} has {len(ids)} tokens to {reading.name}: no window of {reading.inside} fits. Give a "
+                "longer text."
+            )
+        notes.append(
+            f"the {split} split of {text.name} has {short} tokens, fewer than a window of {reading.inside}: windows of "
+            "the whole text are read."
+        )
+        split = "text"
+    notes += _require_vocabulary(ids, text.name, reading)
+    count, wanted = len(ids) // reading.inside, WINDOWS if limit is None else limit
+    numbers = range(count) if wanted >= count else [i * count // wanted for i in range(wanted)]
+    if limit is None and len(numbers) < count:
+        notes.append(f"{len(numbers)} of the {count:,} windows of the {split} split are read, evenly spread.")
+    refs = tuple(TokenWindow(f"{split}/{n:05d}", _window(ids, n, reading)) for n in numbers)
+    return SequenceList(refs=refs, sources=(text.name,), notes=tuple(notes))
+
+
+def _window(ids: NDArray[np.int64], number: int, reading: Reading) -> NDArray[np.int64]:
+    inside = ids[number * reading.inside : (number + 1) * reading.inside]
+    return np.concatenate([np.array(reading.before, "int64"), inside, np.array(reading.after, "int64")])
+
+
+def _tokenised(text: Text, split: str | None, encode: Callable[[str], Sequence[int]]) -> NDArray[np.int64]:
+    """All ids of a split, or of the whole text."""
+    first, end = (0, len(text.content)) if split is None else text.splits[split]
+    found: list[NDArray[np.int64]] = []
+    while first < end:
+        last = min(first + PIECE, end)
+        piece = text.content[first:last].tobytes()
+        if last < end:
+            kept = piece.rfind(b"\n") + 1 or _whole_characters(piece)
+            piece = piece[:kept]
+        written = piece.decode("utf-8", errors="replace").strip("\ufffd")  # a split may begin within a character
+        found.append(np.asarray(encode(written), dtype="int64"))
+        first += len(piece)
+    return np.concatenate(found) if found else np.zeros(0, dtype="int64")
+
+
+def _whole_characters(piece: bytes) -> int:
+    """How many bytes of a piece come before a character that it may cut."""
+    start = len(piece) - 1
+    while start > len(piece) - 4 and piece[start] & 0xC0 == 0x80:
+        start -= 1
+    return start if piece[start] & 0xC0 == 0xC0 else len(piece)
+
+
+def _require_vocabulary(ids: NDArray[np.int64], name: str, reading: Reading) -> list[str]:
+    """A note where some of the text is unknown to the tokenizer. InputError where the tokens are not the model's."""
+    most = int(max(ids.max(), *reading.before, *reading.after))
+    if most >= reading.vocabulary:
+        raise InputError(
+            f"The tokenizer of {reading.name} gives {name} the id {most}, and the model has vectors for "
+            f"{reading.vocabulary} ids: this tokenizer belongs to another checkpoint."
+        )
+    share = 0.0 if reading.unknown is None else float((ids == reading.unknown).mean())
+    if share >= UNKNOWN:
+        raise InputError(
+            f"{share:.0%} of the tokens of {name} are unknown to the tokenizer of {reading.name}: it was made for "
+            "other text, such as another language."
+        )
+    return [f"{share:.1%} of the tokens of {name} are unknown to the tokenizer"] if share >= 0.01 else []

@@ -1,0 +1,104 @@
+"""Tables of pictures: what Hugging Face's datasets writes is read row by row, from Parquet and from Arrow."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from sinklab.data.decode import UnreadableImage
+from sinklab.data.image_tables import ImageTable, table_files
+from sinklab.errors import InputError, NotFoundError
+
+
+def pixels(seed: int) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, (6, 7, 3), dtype=np.uint8)
+
+
+def png(seed: int) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(pixels(seed)).save(stream, "png")
+    return stream.getvalue()
+
+
+def table(count: int = 5, *, names: list[str] | None = None, first: int = 0) -> pa.Table:
+    rows = [{"bytes": png(first + i), "path": None} for i in range(count)]
+    held = pa.table({"image": rows, "label": [(first + i) % 3 for i in range(count)]})
+    if names is None:
+        return held
+    told = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
+    return held.replace_schema_metadata({"huggingface": json.dumps(told)})
+
+
+def write(path: Path, held: pa.Table, group: int = 2) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(held, path, row_group_size=group)
+    else:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, held.schema) as writer:
+            writer.write_table(held, max_chunksize=group)
+    return path
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_pictures_and_labels_come_row_by_row_through_all_files(tmp_path: Path, ending: str) -> None:
+    write(tmp_path / f"data/a.{ending}", table(5, names=["cat", "dog", "owl"]))
+    write(tmp_path / f"data/b.{ending}", table(3, names=["cat", "dog", "owl"], first=5))
+    found = ImageTable(table_files(tmp_path))
+    assert len(found) == 8 and found.classes == ("cat", "dog", "owl")
+    assert [found.label(i) for i in range(8)] == [0, 1, 2, 0, 1, 2, 0, 1]
+    for i in (7, 0, 4, 5):
+        assert torch.equal(found.picture(i), torch.from_numpy(pixels(i)).permute(2, 0, 1))
+
+
+def test_numbers_without_names_are_their_own_names_and_rows_without_bytes_are_said(tmp_path: Path) -> None:
+    held = table(4).set_column(0, "img", pa.array([png(0), png(1), None, b"damaged"]))
+    found = ImageTable([write(tmp_path / "a.parquet", held)])
+    assert found.classes == ("0", "1", "2") and found.label(3) == 0
+    with pytest.raises(UnreadableImage, match="a.parquet/2"):
+        found.picture(2)
+    with pytest.raises(UnreadableImage, match="a.parquet/3"):
+        found.picture(3)
+
+
+def test_validation_tables_have_the_training_tables_classes(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.arrow", table(3))
+    assert ImageTable([path], classes=("2", "1", "0")).label(0) == 2
+    with pytest.raises(InputError, match="'2' is none of the 2 classes"):
+        ImageTable([path], classes=("0", "1"))
+
+
+def test_what_is_no_table_of_images_is_refused(tmp_path: Path) -> None:
+    assert table_files(tmp_path / "photo.jpg") == [] and table_files(tmp_path) == []
+    write(tmp_path / "run/heads/part-0.parquet", pa.table({"head": [1]}))
+    assert table_files(tmp_path) == []  # a table without pictures in a folder of photographs
+    with pytest.raises(NotFoundError):
+        ImageTable([])
+    with pytest.raises(NotFoundError, match="no file nowhere.arrow"):
+        ImageTable(table_files("nowhere.arrow"))
+    with pytest.raises(InputError, match="holds no images"):
+        ImageTable([write(tmp_path / "a.parquet", pa.table({"text": ["a"]}))])
+    (tmp_path / "b.parquet").write_bytes(b"nothing")
+    with pytest.raises(InputError, match="not a whole Parquet file"):
+        ImageTable([tmp_path / "b.parquet"])
+
+
+def test_hugging_faces_own_files_are_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    rows = {"image": [Image.fromarray(pixels(i)) for i in range(4)], "label": [0, 1, 1, 0]}
+    saved = datasets.Dataset.from_dict(rows, features=features)
+    saved.save_to_disk(str(tmp_path / "disk"))
+    saved.to_parquet(str(tmp_path / "table" / "train.parquet"))
+    for folder in ("disk", "table"):
+        found = ImageTable(table_files(tmp_path / folder))
+        assert found.classes == ("a", "b") and [found.label(i) for i in range(4)] == [0, 1, 1, 0]
+        assert torch.equal(found.picture(3), torch.from_numpy(pixels(3)).permute(2, 0, 1))
