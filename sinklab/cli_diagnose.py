@@ -154,7 +154,8 @@ def diagnose(
         from sinklab.data.images import find_images
 
         found = find_images(images, limit=limit, seed=seed) if images else None  # before the model: the quicker error
-        for name, into in to_diagnose(model, output) or [(model, folder)]:  # of a training run, all its models
+        trained = to_diagnose(model, output)  # of a training run, all its models
+        for name, into in trained or [(model, folder)]:
             folder = into
             handle = load_model(name, weights, random_weights, seed, offline, allow_pickle, dtype.value, size_of(size))
             from sinklab.diagnosis import diagnose as run_diagnosis
@@ -164,6 +165,17 @@ def diagnose(
                 run = run_diagnosis(handle, found, into, progress=progress, **options)
             if os.environ.get("RANK", "0") == "0":
                 _tell(run, handle.provenance.notes, noun, "summary.json" if no_report else "report.html")
+        if trained and output is None and not no_report:
+            renew_report(Path(model).expanduser())
+
+
+def renew_report(trained: Path) -> None:
+    """The report of a training run, with what its models' sinks were found to be."""
+    if os.environ.get("RANK", "0") == "0":
+        from sinklab.trained import renew_report as renew
+
+        if problem := renew(trained):
+            terminal.note(f"the report of {trained} was not written again. {problem}")
 
 
 def _tell(run: Any, notes: Sequence[str], noun: str, result: str) -> None:
