@@ -168,12 +168,13 @@ def _pictures(images: InputList) -> list[tuple[str, int | None]]:
 def _images(run: Diagnosis, model: Model, images: Any) -> InputList:
     """The run's own list of inputs, found again. InputError if it is another list now."""
     from sinklab.data.images import find_images
-    from sinklab.inputs import find_inputs
+    from sinklab.inputs import find_inputs, is_drawn
     from sinklab.sinks.resume import check_unchanged
 
     about, limit = run.config["images"], run.config["options"].get("limit")
     seed = run.config["seeds"]["images"]
-    pictures = images or (about["sources"] if model.loaded.sequences is None else None)
+    lie_somewhere = model.loaded.sequences is None and not is_drawn(model, about["sources"])
+    pictures = images or (about["sources"] if lie_somewhere else None)
     given = None if pictures is None else find_images(pictures, limit=limit, seed=seed)
     own = model.loaded.sequences
     text = about["sources"][0] if own is not None and own.task is None and given is None else None
