@@ -43,8 +43,10 @@ def theta_table(model: Model, layers: tuple[int, ...] | None) -> pd.DataFrame:
 
 
 def write_findings(model: Model, images: InputList, transform: View, run: Run, options: ScanOptions) -> list[str]:
-    """`sinks.parquet`, `summary.json`, `tables/spectrum.csv` and `overlays/`; returns sentences worth keeping."""
+    """`sinks.parquet`, `summary.json`, `tables/spectrum.csv`, where it applies `tables/common_mode.csv`, and
+    `overlays/`; returns sentences worth keeping."""
     from sinklab.sinks.classify import with_own
+    from sinklab.sinks.common_mode import common_mode_table, has_common_mode
     from sinklab.sinks.overlay import choose, write_overlays
 
     heads = run.heads
@@ -53,7 +55,10 @@ def write_findings(model: Model, images: InputList, transform: View, run: Run, o
     summary = summarise(heads, options.rule, options.definition, images.noun)
     run.write_json("summary.json", summary)
     run.write_table("tables/spectrum.csv", theta_table(model, options.layers))
+    if has_common_mode(model):
+        seen = {int(index) for index in heads["image_index"].unique()}
+        run.write_table("tables/common_mode.csv", common_mode_table(model, images, transform, options, seen))
     chosen = choose(sinks, summary, options.definition.name)
     notes = write_overlays(model, images, transform, run, options, chosen)
-    assert list(heads.columns) == head_schema().names
+    assert list(heads.columns)[: len(head_schema().names)] == head_schema().names
     return notes
