@@ -104,7 +104,7 @@ def _tell(run: Any, result: str) -> None:
     """What was found, and where it is."""
     from sinklab.reports.spoken import causal_lines
 
-    for note in run.config["patch"]["notes"]:
+    for note in (run.config.get("patch") or {}).get("notes", []):
         terminal.say(f"sinklab: note: {note}")
     terminal.verdict(causal_lines(run))
     print(run.path / result)

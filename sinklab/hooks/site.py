@@ -53,6 +53,9 @@ class AttentionParts:
     """() → [H], a factor a head between the attention and W_O (OpenCLIP's scale_heads)."""
     after: str | None = None
     """What stands between the attention and W_O and is not linear: "gate", "norm"; None for nothing."""
+    gate: nn.Module | None = None
+    """A module whose output, [B H Q D] or [B H Q 1], multiplies z before W_O; None without one, or where a gate's
+    output is of another shape."""
     stand_in: bool = False
     """True for `nn.MultiheadAttention`, which never calls SDPA visibly."""
     output: Callable[[], Tensor] | None = None
@@ -201,6 +204,7 @@ def _timm(module: Any) -> AttentionParts | None:
             query_weight=_rows(qkv.weight, 0),
             key_weight=_rows(qkv.weight, 1),
             after=_after(module),
+            gate=module.gate if getattr(getattr(module, "gate", None), "multiplies_z", False) else None,
         )
     if getattr(module, "q_proj", None) is not None and getattr(module, "k_proj", None) is not None:
         return _separate(module, module.q_proj, module.k_proj, projection, heads, _after(module))
