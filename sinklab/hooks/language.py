@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 
 def _linear(module: Any) -> Callable[[], Tensor]:
-    """() → the weight as [outputs, inputs]; transformers' Conv1D keeps the transpose of it."""
-    return lambda: module.weight.T if hasattr(module, "nf") else module.weight
+    """() → the weight as [outputs, inputs]; transformers' Conv1D, known by its `nf`, keeps the transpose of it."""
+    turned = getattr(module, "nf", None) == module.weight.shape[-1]
+    return lambda: module.weight.T if turned else module.weight
 
 
 def gpt2(module: Any) -> AttentionParts | None:
@@ -51,7 +52,7 @@ def bert(module: Any) -> AttentionParts | None:
     block goes on with is the norm of it.
     """
     inner: Any = getattr(module, "self", None)
-    end = getattr(module, "output", None)
+    end: Any = getattr(module, "output", None)
     dense, norm = getattr(end, "dense", None), getattr(end, "LayerNorm", None)
     if dense is None or norm is None or getattr(getattr(inner, "query", None), "weight", None) is None:
         return None
@@ -88,8 +89,11 @@ def lens(module: Any) -> AttentionParts | None:
     points = getattr(module, "_modules", {})
     if "hook_pattern" not in points or "hook_attn_scores" not in points:
         return None
-    parts: list[Any] = [getattr(module, name, None) for name in "qkvo"]
-    q, k, v, o = parts
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    q, k, v, o = (getattr(module, name, None) for name in "qkvo")
     within = getattr(getattr(o, "original_component", None), "weight", None)
     if q is None or k is None or v is None or within is None or _hands_over(module):
         raise InputError(
