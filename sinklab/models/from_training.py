@@ -94,6 +94,15 @@ def load_shipped(name: str, request: Request) -> Loaded:
     return load_toy_model(shipped_toy(name), request.saved(), name=f"toy:{name}")
 
 
+def load_shipped_lm(name: str, request: Request) -> Loaded:
+    """One of the small language models that come with sinklab, `lm:NAME`."""
+    from sinklab.models.lm_file import shipped_lm
+
+    if request.weights is not None or request.random_weights:
+        raise InputError(f"lm:{name} brings its own weights: give neither a weights file nor random weights.")
+    return load_language_model(shipped_lm(name), request.saved(), name=f"lm:{name}")
+
+
 def load_toy_model(path: Path, saved_request: dict[str, Any], *, name: str) -> Loaded:
     """A controlled model: tokens are vectors, the sequences are drawn from its own task.
 

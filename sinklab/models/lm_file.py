@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from sinklab.models.transformer import Transformer
 
 FORMAT = "sinklab-lm-1"
+SHIPPED = Path(__file__).parents[1] / "assets" / "lm"
+NAMES = ("phase-tiny", "transformer-tiny")
+
+
+def shipped_lm(name: str) -> Path:
+    """The .safetensors file of a model that comes with sinklab. Raises NotFoundError for any other name."""
+    if name not in NAMES:
+        raise NotFoundError(f"There is no language model {name!r}; {', '.join(NAMES)} come with sinklab.")
+    return SHIPPED / f"{name}.safetensors"
 
 
 def build_lm(config: Config, symbols: int) -> Kuramoto | Transformer:

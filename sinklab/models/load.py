@@ -8,6 +8,7 @@
 | `hf:REPO_OR_DIR` | a Hugging Face vision or language model |
 | `tlens:REPO_OR_DIR` | a language model as a TransformerLens bridge |
 | `dinov2:NAME` | one of Meta's DINOv2 files |
+| `lm:NAME` | a byte-level language model that comes with sinklab: phase-tiny, transformer-tiny |
 | `toy:NAME` | a controlled model that comes with sinklab: nop, broadcast, pathway-penalty |
 | `PATH` | a checkpoint file with a sidecar config, or a run folder, also one that trained a model |
 
@@ -44,6 +45,7 @@ _NAMES = (
     ),
     ("tlens:REPO_OR_DIR", "one of these language models as a TransformerLens bridge", "tlens:openai-community/gpt2"),
     ("dinov2:NAME", "one of Meta's DINOv2 files, with --weights FILE", "dinov2:vitb14_reg"),
+    ("lm:NAME", "a byte-level language model that comes with sinklab: phase-tiny, transformer-tiny", "lm:phase-tiny"),
     ("toy:NAME", "a controlled model that comes with sinklab: nop, broadcast, pathway-penalty", "toy:broadcast"),
     (
         "PATH",
@@ -51,7 +53,7 @@ _NAMES = (
         "runs/demo",
     ),
 )
-_PREFIXES = ("timm", "openclip", "hf", "tlens", "dinov2", "toy")
+_PREFIXES = ("timm", "openclip", "hf", "tlens", "dinov2", "toy", "lm")
 
 
 def describe_names() -> list[dict[str, str]]:
@@ -133,6 +135,10 @@ def _by_prefix(prefix: str, rest: str, request: Request) -> Loaded:
         from sinklab.models.from_openclip import load_openclip
 
         return load_openclip(rest, request)
+    if prefix == "lm":
+        from sinklab.models.from_training import load_shipped_lm
+
+        return load_shipped_lm(rest, request)
     if prefix == "toy":
         from sinklab.models.from_training import load_shipped
 
