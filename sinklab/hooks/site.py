@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import InputError, NotFoundError
-from sinklab.hooks.phase import Phase, phase_of
+from sinklab.hooks.attention_parts import AttentionParts as AttentionParts
+from sinklab.hooks.phase import phase_of
 from sinklab.hooks.wrappers import unwrap
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from sinklab.hooks.eager import EagerParts
 
 # The two norms of a pre-norm block, then where its attention LayerScale may be: the first path that exists is used.
 BLOCK_NORMS = (
@@ -33,38 +32,6 @@ BLOCK_NORMS = (
     ("sa_layer_norm", "sa_layer_norm"),  # DistilBERT norms after the update has been added, so the norm sees both
 )
 LAYER_SCALES = ("ls1.gamma", "ls_1.gamma", "gamma_1", "layer_scale1.lambda1", "lambda_1")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class AttentionParts:
-    """What a locator says of one attention module. `register` takes a function that returns one."""
-
-    heads: int
-    """H, the number of query heads."""
-    projection: nn.Module
-    """The output projection W_O: a Linear of shape [C, H·D]."""
-    kv_heads: int | None = None
-    """K, the number of key/value heads; H when not given."""
-    query_weight: Callable[[], Tensor] | None = None
-    """() → [H·D, C], the rows of W_Q; None hides the spectrum of Θ."""
-    key_weight: Callable[[], Tensor] | None = None
-    """() → [K·D, C]."""
-    head_scale: Callable[[], Tensor] | None = None
-    """() → [H], a factor a head between the attention and W_O (OpenCLIP's scale_heads)."""
-    after: str | None = None
-    """What stands between the attention and W_O and is not linear: "gate", "norm"; None for nothing."""
-    stand_in: bool = False
-    """True for `nn.MultiheadAttention`, which never calls SDPA visibly."""
-    output: Callable[[], Tensor] | None = None
-    """() → W_O as [C, H·D], where the projection does not hold it so (Conv1D)."""
-    caller: str | None = None
-    """The part of the module that makes the call, where W_O is outside of that; None for the module itself."""
-    second_norm: nn.Module | None = None
-    """Where the residual stream with the update passes, if it is none of the block's norms."""
-    eager: EagerParts | None = None
-    """For an attention that makes no call: where its steps can be seen."""
-    phase: Phase | None = None
-    """Of an attention whose values are phases; its projection is then what takes G and gives it back."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
