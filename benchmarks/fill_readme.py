@@ -2,8 +2,9 @@
 
 The text between `<!-- demo:begin -->` and `<!-- demo:end -->` comes from results/demo.json, that between the speed
 marks from results/diagnose.json, that between the patch marks from results/patch.json, and that between the toy marks
-of docs/controlled-tasks.md from results/toy_tables.json. A block whose file is not there is left as it is. A number
-stands in one place: the result file.
+of docs/controlled-tasks.md from results/toy_tables.json; those of docs/language-models.md come from
+results/lm_tables.json and results/kuramoto.json. A block whose file is not there is left as it is. A number stands in
+one place: the result file.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # for its neighbours, when it is loaded from elsewhere
 README = HERE.parent / "README.md"
-PAGES = (README, HERE.parent / "docs" / "controlled-tasks.md")
+DOCS = HERE.parent / "docs"
+PAGES = (README, DOCS / "controlled-tasks.md", DOCS / "language-models.md")
 KIND = {"cls": "[CLS]", "register": "a register", "patch": "a patch"}
 
 
@@ -83,6 +85,20 @@ def toy_text(result: dict[str, Any]) -> str:
     return words(result)
 
 
+def lm_text(result: dict[str, Any]) -> str:
+    """The language models' tables; loaded only where they are asked for."""
+    from lm_words import lm_text as words
+
+    return words(result)
+
+
+def kuramoto_text(result: dict[str, Any]) -> str:
+    """What a phase-state layer costs."""
+    from lm_words import kuramoto_text as words
+
+    return words(result)
+
+
 def truth_text(result: dict[str, Any]) -> str:
     """What the freshly trained tasks were named: `toy_truth.py`."""
     from toy_words import truth_text as words
@@ -93,8 +109,10 @@ def truth_text(result: dict[str, Any]) -> str:
 def filled(text: str) -> str:
     """A page with every block whose result file exists."""
     files = {"demo": "demo.json", "speed": "diagnose.json", "patch": "patch.json", "toy": "toy_tables.json"}
+    files |= {"lm": "lm_tables.json", "kuramoto": "kuramoto.json"}
     files["truth"] = "toy_truth.json"
     written = {"demo": demo_text, "speed": speed_text, "patch": patch_text, "toy": toy_text}
+    written |= {"lm": lm_text, "kuramoto": kuramoto_text}
     written["truth"] = truth_text
     for name, words in written.items():
         if f"<!-- {name}:begin -->" not in text:

@@ -59,7 +59,7 @@ def truth_text(result: dict[str, Any]) -> str:
             place = f"layer {head['layer']}, head {head['head']}"
             rows.append([task, seed, f"{one['events']:,} of {one['sequences']:,}", *named, place, head["verdict"]])
     heads = ["task", "seed", "sequences with a sink", "named so by `causal`", "by `counts`", "edited", "behaves as"]
-    return _markdown(heads, rows)
+    return markdown(heads, rows)
 
 
 def _made(entry: dict[str, Any]) -> str:
@@ -76,7 +76,7 @@ def _cell(row: dict[str, Any], name: str, paper: float | None) -> str:
     return ours if paper is None else f"{ours} ({plain(paper)})"
 
 
-def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -91,7 +91,7 @@ def _table_2(means: list[dict[str, Any]]) -> str:
         for edit in EDITS_2
     ]
     sink = [[words, _cell(by_edit["baseline"], name, toy_paper.SINK[name])] for name, words in SINK.items()]
-    return _markdown(["edit", *NOP.values()], rows) + "\n\n" + _markdown(["unedited", "ours (paper)"], sink)
+    return markdown(["edit", *NOP.values()], rows) + "\n\n" + markdown(["unedited", "ours (paper)"], sink)
 
 
 def _table_3(means: list[dict[str, Any]]) -> str:
@@ -103,7 +103,7 @@ def _table_3(means: list[dict[str, Any]]) -> str:
             where = "" if layer < 0 else f"layer {layer}, "
             cells = [_cell(row, name, printed.get(name)) for name in BROADCAST]
             rows.append([where + EDIT_NAME.get(edit, edit), *cells])
-    return _markdown(["edit", *BROADCAST.values()], rows)
+    return markdown(["edit", *BROADCAST.values()], rows)
 
 
 def _arms(means: list[dict[str, Any]], printed: dict[str, dict[str, float]]) -> str:
@@ -111,7 +111,7 @@ def _arms(means: list[dict[str, Any]], printed: dict[str, dict[str, float]]) -> 
         [arm_name(row["arm"]), *(_cell(row, name, printed.get(row["arm"], {}).get(name)) for name in PATHWAY)]
         for row in means
     ]
-    return _markdown(["arm", *PATHWAY.values()], rows)
+    return markdown(["arm", *PATHWAY.values()], rows)
 
 
 def _shrunk(update_rms: dict[str, float]) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sinklab import terminal
+from sinklab.cli_diagnose import renew_report
 from sinklab.errors import InputError
 from sinklab.run import noun_in
 
@@ -88,20 +89,22 @@ def patch(
         chosen |= {"report": not no_report, "command": ["sinklab", *sys.argv[1:]]}
         from sinklab.trained import to_patch
 
-        for one in to_patch(run) or [run]:  # of a training run, all its models
+        trained = to_patch(run)  # of a training run, all its models
+        for one in trained or [run]:
             with terminal.progress(noun_in(one)) as progress:
-                done = run_patch(
-                    one, images=images or None, text=text, held_out=_held_out(heldout), progress=progress, **chosen
-                )
+                places: dict[str, Any] = {"images": images or None, "text": text, "held_out": _held_out(heldout)}
+                done = run_patch(one, progress=progress, **places, **chosen)
             if os.environ.get("RANK", "0") == "0":
                 _tell(done, "tables/effects.csv" if no_report else "report.html")
+        if trained and not no_report:
+            renew_report(run)
 
 
 def _tell(run: Any, result: str) -> None:
     """What was found, and where it is."""
     from sinklab.reports.spoken import causal_lines
 
-    for note in run.config["patch"]["notes"]:
+    for note in (run.config.get("patch") or {}).get("notes", []):
         terminal.say(f"sinklab: note: {note}")
     terminal.verdict(causal_lines(run))
     print(run.path / result)

@@ -113,7 +113,9 @@ def train_lm_command(
                 progress=progress,
             )
         if os.environ.get("RANK", "0") == "0":
-            print(run.path / "tables/training.csv")
+            from sinklab.reports.training import write_training_report
+
+            print(write_training_report(run))
 
 
 def _shares(text: str) -> list[float]:

@@ -65,9 +65,11 @@ def patch(
         device: "cpu", "cuda", "auto", …; None leaves the model where it is.
         overwrite, resume: replace an earlier patching of this run, or go on with it. report: write the report again.
 
+    In a model with a global pathway the branches are edited too (tables "branch_effects"), also where no head can be.
     Under torchrun every rank calls this. Returns the run, with `effects`, and tables "effects" and "causal_verdicts".
     Raises InputError and NotFoundError with a sentence before anything is written wherever that is possible.
     """
+    from sinklab.interventions.branch_effects import choice_or_branches
     from sinklab.interventions.options import PatchOptions
     from sinklab.sinks.ranks import ranks
 
@@ -84,7 +86,7 @@ def patch(
         raise InputError("--resume goes on with a patching and --overwrite replaces it: give one of them.")
     with ranks() as own:
         experiment = _experiment(opened, model, images, text, options, folder, device, workers, own)
-        choice = experiment.choice()
+        choice = choice_or_branches(experiment)
         _run(experiment, choice, own, overwrite, resume, command, progress)
         if report and own.first:
             opened.report()
@@ -172,12 +174,13 @@ def _pictures(images: InputList) -> list[tuple[str, int | None]]:
 def _images(run: Diagnosis, model: Model, images: Any, text: str | Path | None = None) -> InputList:
     """The run's own list of inputs, found again. InputError if it is another list now."""
     from sinklab.data.images import find_images
-    from sinklab.inputs import find_inputs
+    from sinklab.inputs import find_inputs, is_drawn
     from sinklab.sinks.resume import check_unchanged
 
     about, limit = run.config["images"], run.config["options"].get("limit")
     seed = run.config["seeds"]["images"]
-    pictures = images or (about["sources"] if model.loaded.sequences is None else None)
+    lie_somewhere = model.loaded.sequences is None and not is_drawn(model, about["sources"])
+    pictures = images or (about["sources"] if lie_somewhere else None)
     given = None if pictures is None else find_images(pictures, limit=limit, seed=seed)
     own = model.loaded.sequences
     if text is None and own is not None and own.task is None and given is None:
@@ -186,11 +189,7 @@ def _images(run: Diagnosis, model: Model, images: Any, text: str | Path | None =
     if found.sha256 == about["list_sha256"]:
         check_unchanged(run, found)
     else:
-        where = (
-            "there"
-            if images or (text is not None and str(text) not in about["sources"])
-            else "where the run found them"
-        )
+        where = "where the run found them" if [text] == about["sources"] or not (images or text) else "there"
         raise InputError(
             f"The images are not those of the run {run.path} any longer: it saw {about['count']}, and {where} are "
             f"{len(found)}, or some were changed or renamed. Give the folder that holds them."
@@ -200,15 +199,20 @@ def _images(run: Diagnosis, model: Model, images: Any, text: str | Path | None =
 
 def _run(
     experiment: Experiment,
-    choice: Choice,
+    choice: Choice | None,
     own: Ranks,
     overwrite: bool,
     resume: bool,
     command: Sequence[str] | None,
     progress: Progress | None,
 ) -> None:
+    from sinklab.interventions.branch_effects import write_branch_effects
     from sinklab.interventions.results import write_results
 
+    if choice is None:
+        with _locked(experiment, own, overwrite, resume):
+            _told_to_all(own, lambda: own.first and write_branch_effects(experiment, again=overwrite))
+        return
     run, started = experiment.run, perf_counter()
     before = run.config.get("patch") or {}
     # whatever refuses does so before anything is written, or removed
@@ -239,6 +243,7 @@ def _run(
         if own.first:
             seconds = perf_counter() - started
             write_results(experiment, choice, steps[0], checked, seconds)
+            write_branch_effects(experiment, again=overwrite)
 
 
 def _design(experiment: Experiment, choice: Choice) -> Design:

@@ -40,6 +40,27 @@ def to_patch(run: Path) -> list[Path] | None:
     return present
 
 
+def renew_report(folder: Path) -> str | None:
+    """Write a language model training's report again, now that its models were diagnosed or patched.
+
+    Returns why not, where its tables cannot be read; None where it was written or `folder` is no finished training of
+    language models, whose page alone says what the models' sinks are.
+    """
+    from sinklab.reports.training import shows_sinks, write_training_report
+    from sinklab.run import Run
+
+    if not (folder / "run.json").is_file():
+        return None
+    run = Run.open(folder)
+    if not shows_sinks(run):
+        return None
+    try:
+        write_training_report(run)
+    except InputError as error:  # what was measured is kept; only the page that gathers it is missing
+        return str(error)
+    return None
+
+
 def one_to_patch(run: Path) -> Path:
     """The run itself or, of a training run, its one diagnosed model. InputError where there are several."""
     found = to_patch(run)

@@ -30,7 +30,8 @@ def test_a_training_leaves_models_metrics_a_sample_and_a_table(tmp_path: Path, t
     words = ["--config", "phase-tiny,transformer-tiny", "--text", text, "--seeds", "0-1", "-o", tmp_path / "run"]
     ended = in_process("train", "lm", *SMALL, *words)
     assert ended.returncode == 0, ended.stderr
-    table = pd.read_csv(ended.stdout.strip())
+    assert ended.stdout.strip() == str(tmp_path / "run/report.html")
+    table = pd.read_csv(tmp_path / "run/tables/training.csv")
     assert list(zip(table["seed"], table["config"], strict=True)) == [
         *((0, "phase-tiny"), (0, "transformer-tiny"), (1, "phase-tiny"), (1, "transformer-tiny"))
     ]

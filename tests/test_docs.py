@@ -132,6 +132,26 @@ def test_the_controlled_tasks_page_names_every_table_of_a_training(tmp_path: Pat
     )
 
 
+def test_the_language_models_page_names_every_table_figure_part_and_ablation(tmp_path: Path) -> None:
+    from sinklab.data.text import open_text
+    from sinklab.models.lm_config import ABLATIONS, SIZES
+    from sinklab.reports.training import write_training_report
+    from sinklab.training.lm import train_lm
+    from sinklab.training.lm_config import make_lm_config
+
+    (tmp_path / "clocks.txt").write_bytes(b"the phases of many clocks meet, and one by one they agree. " * 20)
+    sizes = ["steps=2", "batch=2", "context=8", "stride=8", "sample=2", "model.layers=1", "model.hidden=4"]
+    configs = [make_lm_config(name, [*sizes, "model.phases=4"]) for name in ("phase-tiny", "phase-tiny+no-ffn")]
+    run = train_lm(tmp_path / "run", configs, text=open_text(tmp_path / "clocks.txt"), sweep="lr")
+    write_training_report(run)
+    text = page("language-models.md")
+    written = {f"tables/{path.name}" for path in (run.path / "tables").iterdir()}
+    assert written | {"tables/sinks.csv"} == set(re.findall(r"`(tables/\w+\.csv)`", text))
+    drawn = re.findall(r"<h3>(.*?)</h3>", (run.path / "report.html").read_text(encoding="utf-8"))
+    assert drawn and all(title.partition(",")[0] in text for title in drawn)
+    assert {*ABLATIONS, *SIZES} <= set(re.findall(r"`([\w+-]+)`", text))
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_every_command_is_one_of_sinklabs_with_its_own_options(path: Path) -> None:
     for words in commands(path.read_text(encoding="utf-8")):

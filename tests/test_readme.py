@@ -35,7 +35,7 @@ def commands() -> list[str]:
 
 
 def test_the_readmes_numbers_are_those_of_the_result_files(fill_readme: ModuleType) -> None:
-    assert len(fill_readme.PAGES) == 2
+    assert len(fill_readme.PAGES) == 3
     for path in fill_readme.PAGES:
         text = path.read_text(encoding="utf-8")
         assert fill_readme.filled(text) == text, f"{path.name}: run python benchmarks/fill_readme.py"
@@ -57,6 +57,17 @@ def test_the_paper_stands_beside_ours_in_the_controlled_tasks_tables() -> None:
     assert abs(shown - mean) < 0.006 and rows["pathway and penalty"][0].strip().endswith("(0.144)")
     for entry in result.values():
         assert entry["command"] in text and entry["seconds"]
+
+
+def test_what_a_phase_layer_costs_stands_in_the_docs_as_it_was_measured() -> None:
+    text = (ROOT / "docs/language-models.md").read_text(encoding="utf-8")
+    block = text.split("<!-- kuramoto:begin -->")[1].split("<!-- kuramoto:end -->")[0]
+    rows = json.loads((ROOT / "benchmarks/results/kuramoto.json").read_text())["rows"].values()
+    shown = [line.strip("| ").split(" | ") for line in block.strip().splitlines() if re.match(r"\| \d", line)]
+    assert [(int(cells[0]), cells[2], float(cells[4].split()[0])) for cells in shown] == [
+        (row["width"], "yes" if row["compiled"] else "no", round(row["phase_over_transformer"]["step"], 2))
+        for row in rows
+    ]
 
 
 def test_a_number_changed_by_hand_is_found_and_put_right(fill_readme: ModuleType) -> None:

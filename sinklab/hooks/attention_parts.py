@@ -34,6 +34,9 @@ class AttentionParts:
     """() → [H], a factor a head between the attention and W_O (OpenCLIP's scale_heads)."""
     after: str | None = None
     """What stands between the attention and W_O and is not linear: "gate", "norm"; None for nothing."""
+    gate: nn.Module | None = None
+    """A module whose output, [B H Q D] or [B H Q 1], multiplies z before W_O; None without one, or where a gate's
+    output is of another shape."""
     stand_in: bool = False
     """True for `nn.MultiheadAttention`, which never calls SDPA visibly."""
     output: Callable[[], Tensor] | None = None

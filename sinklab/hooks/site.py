@@ -168,6 +168,7 @@ def _timm(module: Any) -> AttentionParts | None:
             query_weight=_rows(qkv.weight, 0),
             key_weight=_rows(qkv.weight, 1),
             after=_after(module),
+            gate=module.gate if getattr(getattr(module, "gate", None), "multiplies_z", False) else None,
         )
     if getattr(module, "q_proj", None) is not None and getattr(module, "k_proj", None) is not None:
         return _separate(module, module.q_proj, module.k_proj, projection, heads, _after(module))

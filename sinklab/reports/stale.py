@@ -10,7 +10,9 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-FIGURE = re.compile(r"((fig\d+|lemma\d+|overlay|phase)-.+\.(svg|png|csv))|overlays\.csv")
+FIGURE = re.compile(
+    r"(((fig\d+|lemma\d+|overlay|phase)-.+|lm-(curves|learning-rate|ablations))\.(svg|png|csv))|overlays\.csv"
+)
 TABLES = ("heads", "counts_per_image", "table14", "table15", "sensitivity", "routes")
 """The tables that a report writes, by their names without ending."""
 

@@ -5,6 +5,7 @@ Nothing here runs a model or loads torch, and the same run gives the same bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from sinklab.errors import InputError
-from sinklab.reports import captions, training_captions
+from sinklab.reports import captions, lm_training, training_captions
 from sinklab.reports.page import PAPER
 from sinklab.reports.saved import reading
 from sinklab.reports.stale import remove_stale_figures
@@ -46,6 +47,13 @@ def is_training(run: Run) -> bool:
     return run.config.get("purpose") == "training"
 
 
+def shows_sinks(run: Run) -> bool:
+    """Whether a run is a finished training whose page says what its models' sinks are, once they are diagnosed."""
+    about, settings = run.config, run.config.get("settings")
+    kind = settings.get("kind") if isinstance(settings, dict) else None
+    return is_training(run) and about.get("status") == "complete" and kind == "lm"
+
+
 def write_training_report(run: Run) -> Path:
     """Write RUN/figures/*.{svg,png,csv} and RUN/report.html of a finished training; returns the page's path.
 
@@ -59,14 +67,22 @@ def write_training_report(run: Run) -> Path:
         )
     with reading(run.path / "run.json", WRITER):
         kind, sweep = str(run.config["settings"]["kind"]), run.config["settings"]["sweep"]
-        names = (*ALWAYS, *SAVED[kind])
-    saved: dict[str, pd.DataFrame] = {}
-    for name in names:
-        with reading(run.path / f"tables/{name}.csv", WRITER):
-            saved[name] = run.table(name)
-    with reading(run.path / "tables", WRITER):
-        drawn = training_captions.draw_all(kind, saved, sweep)
-        page = render(run.config, kind, saved, drawn)
+    if kind != "lm" and kind not in SAVED:
+        raise InputError(f"There is no report of trainings of the kind {kind!r}, only of {', '.join((*SAVED, 'lm'))}.")
+    if kind == "lm":
+        saved, drawn, shown = lm_training.gather(run, WRITER)
+        with reading(run.path / "run.json", WRITER):
+            page = filled("training_lm.html.j2", run.config, drawn, saved, shown)
+    else:
+        saved = {}
+        for name in (*ALWAYS, *SAVED[kind]):
+            with reading(run.path / f"tables/{name}.csv", WRITER):
+                saved[name] = run.table(name)
+        with reading(run.path / "tables", WRITER):
+            drawn = training_captions.draw_all(kind, saved, sweep)
+            page = render(run.config, kind, saved, drawn)
+    if "sinks" in saved:
+        run.write_table("tables/sinks.csv", saved["sinks"])
     for figure in drawn:
         run.write_text(f"figures/{figure.name}.svg", figure.svg)
         run.write_bytes(f"figures/{figure.name}.png", figure.png)
@@ -77,7 +93,30 @@ def write_training_report(run: Run) -> Path:
 
 
 def render(config: dict[str, Any], kind: str, saved: dict[str, pd.DataFrame], drawn: list[captions.Drawn]) -> str:
-    """The page as text; every name that a user chose is escaped."""
+    """The page of a controlled task as text."""
+    claims, tables = claim_rows(saved["claims"]), shown_tables(kind, saved)
+    shown = {
+        "title": TITLE[kind],
+        "subtitle": _subtitle(config),
+        "verdict": _verdict(claims, _leading(drawn, kind, config["settings"]["sweep"])),
+        "budget": [budget_sentence(config["budget"], config["settings"]["sweep"])],
+        "facts": _facts(config),
+        "claims": claims,
+        "tables": tables,
+        "beside": any(cell.paper for table in tables for _, _, cells in table.rows for cell in cells),
+        "grouped": grouped,
+    }
+    return filled("training.html.j2", config, drawn, saved, shown)
+
+
+def filled(
+    template: str,
+    config: dict[str, Any],
+    drawn: list[captions.Drawn],
+    tables: Iterable[str],
+    shown: dict[str, Any],
+) -> str:
+    """A template of the page as text; every name that a user chose is escaped."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     assets = files("sinklab") / "assets"
@@ -85,22 +124,13 @@ def render(config: dict[str, Any], kind: str, saved: dict[str, pd.DataFrame], dr
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         loader=FunctionLoader(lambda name: (assets / name).read_text(encoding="utf-8")),
     )  # fmt: skip
-    claims, tables = claim_rows(saved["claims"]), shown_tables(kind, saved)
-    return environment.get_template("training.html.j2").render(
+    return environment.get_template(template).render(
         style=Markup((assets / "report.css").read_text(encoding="utf-8")),
         paper=PAPER,
-        title=TITLE[kind],
-        subtitle=_subtitle(config),
-        verdict=_verdict(claims, _leading(drawn, kind, config["settings"]["sweep"])),
-        budget_sentence=budget_sentence(config["budget"], config["settings"]["sweep"]),
-        facts=_facts(config),
-        claims=claims,
-        drawn=drawn,
-        tables=tables,
-        beside=any(cell.paper for table in tables for _, _, cells in table.rows for cell in cells),
-        grouped=grouped,
-        files=[*saved],
         sinklab=config.get("sinklab", ""),
+        drawn=drawn,
+        files=[*tables],
+        **shown,
     )
 
 

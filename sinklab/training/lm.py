@@ -2,20 +2,18 @@
 
 A run folder holds, for each seed and model (and each point of a sweep), `training/seed-S/MODEL/` with metrics.jsonl,
 checkpoint.safetensors, the best weights by the validation split as model.safetensors and the last as last.safetensors,
-each with a .json of what made them, sample.txt and evaluation.json; tables/training.csv has all evaluations.
+each with a .json of what made them, sample.txt and evaluation.json; `lm_tables` says what tables/ holds.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -29,7 +27,8 @@ from sinklab.training.distributed import Ranks, together
 from sinklab.training.lm_config import LMConfig, LMMember, lm_members
 from sinklab.training.lm_measure import bits_per_byte
 from sinklab.training.lm_recipe import Keeper, build_recipe
-from sinklab.training.loop import Diverged, Progress, train
+from sinklab.training.lm_tables import CURVES, chosen_points, curve_rows, differences_table, points_table
+from sinklab.training.loop import METRICS, Diverged, Progress, train
 
 FOLDER = "training"
 PROMPT = 16
@@ -94,8 +93,7 @@ def train_lm(
                     _record_divergence(run, member, str(error), ranks)
             ranks.wait()
         if ranks.first:
-            rows = _write_table(run, trained)
-            run.update(status="complete", chosen=chosen_points(rows))
+            run.update(status="complete", chosen=_write_tables(run, trained))
         ranks.wait()
     return run
 
@@ -210,27 +208,19 @@ def read_lm_evaluation(run: Run, member: str) -> dict[str, Any]:
     return found
 
 
-def _write_table(run: Run, trained: Sequence[LMMember]) -> list[dict[str, Any]]:
+def _write_tables(run: Run, trained: Sequence[LMMember]) -> dict[str, float]:
+    """tables/training.csv and those that are made of it and the metrics; returns the chosen learning rates."""
     import pandas as pd
 
-    rows = [
-        {
-            "seed": member.seed,
-            "config": member.config.name,
-            "lr": member.config.lr,
-            "steps": member.config.steps,
-            **read_lm_evaluation(run, member.name),
-        }
-        for member in trained
-    ]
-    run.write_table("tables/training.csv", pd.DataFrame(rows))
-    return rows
-
-
-def chosen_points(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """For each model, the learning rate whose validation bits a byte are lowest, by the median over seeds."""
-    held: dict[str, dict[float, list[float]]] = {}
-    for row in rows:
-        bits = math.inf if row["validation_bpc"] is None else row["validation_bpc"]
-        held.setdefault(row["config"], {}).setdefault(row["lr"], []).append(bits)
-    return {name: min(points, key=lambda lr: median(points[lr])) for name, points in held.items()}
+    rows: list[dict[str, Any]] = []
+    curves: list[dict[str, Any]] = []
+    for member in trained:
+        told: dict[str, Any] = {"seed": member.seed, "config": member.config.name, "lr": member.config.lr}
+        rows.append({**told, "steps": member.config.steps, **read_lm_evaluation(run, member.name)})
+        curves += curve_rows(run.path / FOLDER / member.name / METRICS, member=member.name, **told)
+    training = pd.DataFrame(rows)
+    run.write_table("tables/training.csv", training)
+    run.write_table("tables/curves.csv", pd.DataFrame(curves, columns=CURVES))
+    run.write_table("tables/points.csv", points_table(training))
+    run.write_table("tables/differences.csv", differences_table(training))
+    return chosen_points(rows)
