@@ -217,7 +217,8 @@ def _some_pathways(model: Any, layers: Sequence[int]) -> dict[int, GlobalPathway
 
 def _counted(model: Any, inputs: Tensor, plain: Tensor, given: Tensor | None) -> tuple[Tensor, int | None]:
     """Which tokens count [B N], and the index of CLS."""
-    tokens, (batch, number) = getattr(model, "tokens", None), plain.shape[:2]
+    tokens: Any = getattr(model, "tokens", None)
+    batch, number = plain.shape[:2]
     kinds = [] if tokens is None else [tokens.kind(index, number) for index in range(number)]
     cls = kinds.index("cls") if "cls" in kinds else None
     if given is None:
