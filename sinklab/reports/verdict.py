@@ -76,7 +76,7 @@ def give_verdict(
     lines = [_how_many(numbers, sunk, definition, words)]
     lines += [_class_line(name, numbers[name], _names(sunk, definition, name)) for name in ("nop", "broadcast")]
     by = Markup("By the definition “{}”, ").format(definition.name)
-    lines[1] = by + lines[1].replace(">No head", ">no head", 1)
+    lines[1] = by + Markup(str(lines[1]).replace(">No head", ">no head", 1))  # Markup's own would escape the bracket
     others = [name for name in dict.fromkeys(counts["definition"]) if name != definition.name]
     lines += [_other(sunk, definition.name, other) for other in others]
     return Verdict(headline=_headline(numbers), lines=lines, numbers=numbers)

@@ -16,6 +16,7 @@ from sinklab.hooks.manager import HookManager
 from sinklab.hooks.proof import Proof, prove
 from sinklab.sinks.arguments import require_precision
 from sinklab.sinks.reader import StatisticsReader
+from sinklab.sinks.scan import as_input
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,11 +79,11 @@ def examine(model: Model, pixels: Tensor, *, dtype: str = "float32") -> Examinat
     device = model.device
     with torch.inference_mode():
         with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
-            own = pixels.to(device, model.dtype)
+            own = as_input(model, pixels)
             proofs = prove(model, own)
             measured = _measure(model, own)
         exact = model.with_module(deepcopy(model.module).to("cpu", torch.float64))
-        reference = _measure(exact, pixels.to("cpu", torch.float64))
+        reference = _measure(exact, as_input(exact, pixels))
     places = measured.pop("place"), reference.pop("place")
     assert torch.equal(*places)
     finite = measured["finite"] & reference["finite"]

@@ -104,6 +104,13 @@ def test_a_class_without_heads_is_said_to_have_none(plants: Sequence[Plant]) -> 
     assert ("no head is a NOP" in text) == (plants == (BROADCAST,))
 
 
+def test_no_line_breaks_its_own_tags() -> None:
+    """Markup's own replace escapes what it puts in."""
+    verdict, _ = verdict_on(synthetic_heads(images=("a", "b"), plants=(BROADCAST,)))
+    assert 'By the definition “causal”, <strong class="nop-text">no head is a NOP</strong>.' in verdict.lines[1]
+    assert not any("&gt;" in line for line in verdict.lines)
+
+
 def test_a_run_of_the_first_layer_alone_has_a_whole_verdict() -> None:
     text = verdict_on(synthetic_heads(images=("a", "b"), layers=1, plants=(BETWEEN,)))[1]
     assert "L0H1" in text and "nan" not in text.lower() and "–" not in text

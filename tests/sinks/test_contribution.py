@@ -156,3 +156,11 @@ def test_where_nothing_is_projected_a_key_gives_all_readers_the_same() -> None:
 
 def test_a_run_says_what_a_sinks_size_is_measured_by() -> None:
     assert {site["axis"] for site in handle(kuramoto()).describe()["sites"]} == {"contribution"}
+
+
+def test_the_doctor_finds_float32_close_to_float64() -> None:
+    from sinklab.sinks.doctor import examine
+
+    found = examine(handle(kuramoto(dtype=torch.float32)), ids(batch=1))
+    assert found.not_finite == 0 and found.moved == 0
+    assert max(drift.worst for drift in found.drifts) < 1e-2
