@@ -159,9 +159,10 @@ def _sinks(entry: Mapping[str, Any]) -> str:
 
 
 def _patched(row: Mapping[str, Any]) -> str:
-    counts = [row.get(f"{name}_{said}") for name in ("nop", "broadcast") for said in ("agree", "disagree", "undecided")]
-    if counts[0] is None:
+    told = [row.get(f"{name}_{said}") for name in ("nop", "broadcast") for said in ("agree", "disagree", "undecided")]
+    if any(count is None for count in told):
         return DASH
+    counts = [float(count or 0) for count in told]
     return f"{counts[0] + counts[3]:.0f} of {sum(counts):.0f}, {counts[2] + counts[5]:.0f} undecided"
 
 

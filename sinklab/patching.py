@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.atomic import FolderLock
 from sinklab.device import pick_device
 from sinklab.diagnosis import Diagnosis, open_run
-from sinklab.errors import InputError, NotFoundError
+from sinklab.errors import InputError, NotFoundError, NothingToEdit
 from sinklab.settings import differences, fingerprint, utc_now
 from sinklab.trained import one_to_patch
 
@@ -245,7 +245,7 @@ def _design(experiment: Experiment, choice: Choice) -> Design:
     """What will be done; NotFoundError if that is nothing."""
     design = experiment.design(choice)
     if not len(design.rows):
-        raise NotFoundError(
+        raise NothingToEdit(
             "Every event of the chosen heads is on a held-out image, or could not be edited: hold out fewer "
             "(--heldout), or give a folder of held-out images."
         )
