@@ -56,11 +56,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 @pytest.fixture(scope="module")
 def diagnosed(runs: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training of a transformer, each of its models diagnosed by the command."""
+    """A training of a phase model and a transformer, each diagnosed by the command."""
     folder = tmp_path_factory.mktemp("diagnosed")
     (folder / "clocks.txt").write_bytes(CONTENT)
-    config = make_lm_config("transformer-tiny", [*TINY, WIDTH["transformer"]])
-    run = train_lm(folder / "run", [config], [0, 1], text=open_text(folder / "clocks.txt"))
+    configs = [make_lm_config(f"{family}-tiny", [*TINY, width]) for family, width in WIDTH.items()]
+    run = train_lm(folder / "run", configs, text=open_text(folder / "clocks.txt"))
     write_training_report(run)
     words = ("--text", folder / "clocks.txt", "--rule", "mass", "--mass", "0.05", "--device", "cpu")
     ended = in_process("diagnose", run.path, *words)
@@ -268,7 +268,12 @@ def test_the_page_opens_from_the_tables_without_torch_and_the_same_every_time(ru
 
 def test_diagnosing_a_training_adds_what_its_sinks_are(diagnosed: Path) -> None:
     text, rows = page(diagnosed), cells(page(diagnosed), "Sinks")
-    assert [row[0] for row in rows] == ["seed-0/transformer-tiny", "seed-1/transformer-tiny"]
+    assert [row[0] for row in rows] == ["seed-0/phase-tiny", "seed-0/transformer-tiny"]
+    assert (
+        "In 1 phase model" in text
+        and "; in 1 transformer model" in text
+        and "<strong>seed-0/phase-tiny.</strong>" in text
+    )
     for row in rows:
         summary = sinklab.open_run(diagnosed / "diagnosed" / row[0]).summary
         classes = summary["by_definition"]["causal"]
@@ -284,13 +289,22 @@ def test_diagnosing_a_training_adds_what_its_sinks_are(diagnosed: Path) -> None:
     assert list(saved["median_stable_rank"]) == pytest.approx([each["stable_rank"].median() for each in events])
 
 
-def test_patching_a_training_adds_what_the_interventions_say(diagnosed: Path, tmp_path: Path) -> None:
+def test_patching_a_training_adds_what_the_interventions_say_and_passes_by_models_without_a_sink(
+    diagnosed: Path, tmp_path: Path
+) -> None:
     shutil.copytree(diagnosed, tmp_path / "run")
-    shutil.copy(diagnosed.parent / "clocks.txt", tmp_path)
-    ended = in_process("patch", tmp_path / "run", "--min-events", "1", "--bootstrap", "20", "--device", "cpu")
+    (text,) = diagnosed.parent.glob("clocks.txt")
+    bare = sinklab.load(str(tmp_path / "run/training/seed-0/phase-tiny"))
+    rule = sinklab.SinkRule.mass(0.99)
+    quiet = tmp_path / "run/diagnosed/seed-0/phase-tiny"
+    assert not len(sinklab.diagnose(bare, text=text, output=quiet, rule=rule, overwrite=True).sinks)
+    words = ("--text", text, "--min-events", "1", "--bootstrap", "20", "--device", "cpu")
+    ended = in_process("patch", tmp_path / "run", *words)
     assert ended.returncode == 0, ended.stderr
+    assert "seed-0/phase-tiny: The run has no event of class nop or broadcast" in ended.stderr
+    assert [row[8] for row in cells(page(tmp_path / "run"), "Sinks")][0] == "no head to edit"
     saved = pd.read_csv(tmp_path / "run/tables/sinks.csv")
-    for row, member in zip(saved.to_dict("records"), saved["member"], strict=True):
+    for row, member in list(zip(saved.to_dict("records"), saved["member"], strict=True))[1:]:
         verdicts = pd.read_csv(tmp_path / f"run/diagnosed/{member}/tables/causal_verdicts.csv")
         heads = verdicts[verdicts["level"] == "head"]
         counted = sum(
