@@ -155,7 +155,8 @@ def _sinks(entry: Mapping[str, Any]) -> str:
     heads = ["model", "heads that sink", "NOP", "broadcast", "intermediate", "on the first token", "on a text token",
              "ratio", "stable rank", "heads whose class the interventions confirm"]  # fmt: skip
     judged = f"Judged by the {entry['judged']}."
-    return f"{entry['sentence']} {judged}\n\n" + markdown(heads, rows)
+    phases = "\n".join(f"- `{member}`: {words}" for member, words in entry["phases"].items())
+    return f"{entry['sentence']} {judged}\n\n{markdown(heads, rows)}\n\n{phases}".rstrip()
 
 
 def _patched(row: Mapping[str, Any]) -> str:

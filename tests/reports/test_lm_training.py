@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
@@ -23,7 +24,7 @@ from sinklab.reports.lm_figures import ablation_rows, median_curve
 from sinklab.reports.lm_sinks import families_sentence
 from sinklab.reports.lm_training import legible, tokens_per_second
 from sinklab.reports.training import write_training_report
-from sinklab.run import Run
+from sinklab.run import Run, plain
 from sinklab.training.lm import train_lm
 from sinklab.training.lm_config import make_lm_config
 from sinklab.training.lm_tables import chosen_points, differences_table, pairs, points_table
@@ -323,6 +324,24 @@ def test_phase_and_transformer_are_set_against_each_other_in_one_sentence() -> N
     said = families_sentence(pd.DataFrame(rows))
     assert said.startswith("In 2 phase models 4 of 8 heads") and "2 NOP and 2 broadcast" in said
     assert said.endswith("; in 1 transformer model none of 4 heads sinks.") and said.count(".\u202f") == 0
+
+
+def test_the_docs_tables_are_the_runs_numbers(
+    runs: dict[str, Run], diagnosed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    tables, words = (importlib.import_module(name) for name in ("lm_tables", "lm_words"))
+    found = {name: tables.summary(run.path) for name, run in runs.items()} | {"seeds": tables.summary(diagnosed)}
+    told = words.lm_text(json.loads(json.dumps(tables.finite(plain(found)))))
+    bits = runs["ablations"].table("training").groupby("config")["validation_bpc"].median()
+    gaps = ablation_rows(runs["ablations"].table("differences")).groupby("config")["difference"].median()
+    for name, gap in gaps.items():
+        (row,) = [line for line in told.splitlines() if line.startswith(f"| {name} |")]
+        assert f"| {bits[name]:.3f} |" in row and row.endswith(f"| {gap:+.3f} |".replace("-", "−"))
+    sweep = runs["sweep"].table("points")
+    for row in sweep[sweep["chosen"]].to_dict("records"):
+        assert f"**{row['validation_bpc_median']:.3f}**" in told
+    assert "1.637 ± 0.010" in told and "`seed-0/phase-tiny`: " in told and str(diagnosed.parent) not in told
 
 
 @pytest.fixture(scope="module")
