@@ -58,6 +58,7 @@ def summary(path: Path) -> dict[str, Any]:
         "differences": records(differences_table(training)),
         "sinks": records(sinks),
         "judged": lm_sinks.judged_by(sinks) if len(sinks) else "",
+        "phases": dict(lm_sinks.phase_sentences(run.path, sinks)) if len(sinks) else {},
         "sentence": lm_sinks.families_sentence(sinks) if len(sinks) else "",
         "notes": config.get("notes", []),
         "seconds": {name: one.get("train_seconds") for name, one in timings.items()},

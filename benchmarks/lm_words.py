@@ -155,13 +155,15 @@ def _sinks(entry: Mapping[str, Any]) -> str:
     heads = ["model", "heads that sink", "NOP", "broadcast", "intermediate", "on the first token", "on a text token",
              "ratio", "stable rank", "heads whose class the interventions confirm"]  # fmt: skip
     judged = f"Judged by the {entry['judged']}."
-    return f"{entry['sentence']} {judged}\n\n" + markdown(heads, rows)
+    phases = "\n".join(f"- `{member}`: {words}" for member, words in entry["phases"].items())
+    return f"{entry['sentence']} {judged}\n\n{markdown(heads, rows)}\n\n{phases}".rstrip()
 
 
 def _patched(row: Mapping[str, Any]) -> str:
-    counts = [row.get(f"{name}_{said}") for name in ("nop", "broadcast") for said in ("agree", "disagree", "undecided")]
-    if counts[0] is None:
+    told = [row.get(f"{name}_{said}") for name in ("nop", "broadcast") for said in ("agree", "disagree", "undecided")]
+    if any(count is None for count in told):
         return DASH
+    counts = [float(count or 0) for count in told]
     return f"{counts[0] + counts[3]:.0f} of {sum(counts):.0f}, {counts[2] + counts[5]:.0f} undecided"
 
 

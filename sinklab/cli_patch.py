@@ -11,7 +11,7 @@ import typer
 
 from sinklab import terminal
 from sinklab.cli_diagnose import renew_report
-from sinklab.errors import InputError
+from sinklab.errors import InputError, NothingToEdit
 from sinklab.run import noun_in
 
 
@@ -90,10 +90,19 @@ def patch(
         from sinklab.trained import to_patch
 
         trained = to_patch(run)  # of a training run, all its models
+        nothing: list[NothingToEdit] = []
         for one in trained or [run]:
-            with terminal.progress(noun_in(one)) as progress:
-                places: dict[str, Any] = {"images": images or None, "text": text, "held_out": _held_out(heldout)}
-                done = run_patch(one, progress=progress, **places, **chosen)
+            try:
+                with terminal.progress(noun_in(one)) as progress:
+                    done = run_patch(
+                        one, images=images or None, text=text, held_out=_held_out(heldout), progress=progress, **chosen
+                    )
+            except NothingToEdit as error:  # of a training run's models some may have no sink
+                nothing.append(error)
+                if len(nothing) == len(trained or [run]):
+                    raise
+                terminal.note(f"{one}: {error}")
+                continue
             if os.environ.get("RANK", "0") == "0":
                 _tell(done, "tables/effects.csv" if no_report else "report.html")
         if trained and not no_report:

@@ -15,6 +15,10 @@ class NotFoundError(LookupError):
         return str(self.args[0]) if self.args else ""
 
 
+class NothingToEdit(NotFoundError):
+    """A diagnosed run has no head that could be edited: of several runs the others still may."""
+
+
 def printable(text: str, *, keep: str = "") -> str:
     r"""Text that a terminal shows and does not obey: what steers it ("\x1b", "\n", a turn of the writing direction)
     is written out as Python would; `keep` are characters that may stay."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.atomic import FolderLock
 from sinklab.diagnosis import Diagnosis, open_run
-from sinklab.errors import InputError, NotFoundError
+from sinklab.errors import InputError, NotFoundError, NothingToEdit
 from sinklab.reopened import experiment_on
 from sinklab.settings import differences, utc_now
 from sinklab.trained import one_to_patch
@@ -168,7 +168,7 @@ def _design(experiment: Experiment, choice: Choice) -> Design:
     """What will be done; NotFoundError if that is nothing."""
     design = experiment.design(choice)
     if not len(design.rows):
-        raise NotFoundError(
+        raise NothingToEdit(
             "Every event of the chosen heads is on a held-out image, or could not be edited: hold out fewer "
             "(--heldout), or give a folder of held-out images."
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sinklab.errors import InputError, NotFoundError
+from sinklab.errors import InputError, NotFoundError, NothingToEdit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +73,7 @@ def choose_heads(
     table = count.reset_index().rename(columns={column: "kind"})
     notes: list[str] = []
     if not len(table):
-        raise NotFoundError(
+        raise NothingToEdit(
             f"The run has no event of class {' or '.join(classes)} under the definition {definition}: there is nothing "
             "to edit. Diagnose under another rule, or name other classes with --class."
         )
@@ -108,7 +108,7 @@ def choose_heads(
         own = own.sort_values(["events", "layer", "head"], ascending=[False, True, True], kind="stable")
         kept += [own[own["layer"] > 0].head(per_class), own[own["layer"] == 0].head(block0)]
     if not sum(map(len, kept)):
-        raise NotFoundError(
+        raise NothingToEdit(
             f"No head has {used} or more events of class {' or '.join(classes)} under the definition {definition}: "
             "there is nothing to edit. Lower --min-events, name heads with --heads, or diagnose under another rule."
         )

@@ -14,8 +14,9 @@ from sinklab.models.tokens import SEQUENCE_KINDS
 from sinklab.reports import causal
 from sinklab.reports.effects import CAUSAL_CLASSES, head_rows, read_causal
 from sinklab.reports.lm_figures import family
-from sinklab.reports.nouns import A_KIND
+from sinklab.reports.nouns import A_KIND, Words
 from sinklab.reports.palette import CLASS_NAME, CLASSES, KIND_NAME
+from sinklab.reports.phase import phase_words, read_phases
 from sinklab.reports.saved import reading
 from sinklab.reports.sections import records
 from sinklab.reports.wording import fixed, joined, percent, plural
@@ -116,6 +117,8 @@ def _kinds(row: Mapping[str, Any]) -> list[str]:
 
 def _patch_words(row: Mapping[str, Any]) -> str:
     """ "NOP: 2 agree, 1 undecided; broadcast: 3 agree"."""
+    if not row["sinking"]:
+        return "no head to edit"
     parts, known = [], False
     for name in CAUSAL_CLASSES:
         counts = {words: row.get(f"{name}_{words}", float("nan")) for words in ("agree", "disagree", "undecided")}
@@ -123,6 +126,21 @@ def _patch_words(row: Mapping[str, Any]) -> str:
         said = [f"{int(count)} {words}" for words, count in counts.items() if count == count and count]
         parts += [f"{CLASS_NAME[name]}: {', '.join(said)}"] if said else []
     return "; ".join(parts) or ("no head to edit" if known else "not patched")
+
+
+def phase_sentences(folder: Path, sinks: pd.DataFrame) -> list[tuple[str, str]]:
+    """(member, what its sinks are and what its attention does to tokens) of each phase model, as its report says it."""
+    said = []
+    for member in sinks["member"]:
+        with reading(folder / DIAGNOSED / member, WRITER):
+            run = Run.open(folder / DIAGNOSED / member)
+            table = read_phases(run.path / "tables/phase.csv")
+            if table is not None:
+                rule = SinkRule.from_dict(run.config["rule"])
+                definition = SinkDefinition.from_saved(run.config["definition"])
+                words = phase_words(table, run.heads, rule, definition, Words.of(run.config))
+                said.append((str(member), f"{words['sinks']} {words['moves']}"))
+    return said
 
 
 def families_sentence(sinks: pd.DataFrame) -> str:

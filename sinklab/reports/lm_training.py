@@ -92,6 +92,7 @@ def _shown(
         "samples": samples,
         "sink_sentence": lm_sinks.families_sentence(sinks) if len(sinks) else "",
         "sinks": lm_sinks.sink_rows(sinks, folder) if len(sinks) else [],
+        "phases": lm_sinks.phase_sentences(folder, sinks) if len(sinks) else [],
         "judged": lm_sinks.judged_by(sinks) if len(sinks) else "",
         "notes": [str(note) for note in config.get("notes", [])],
         "kuramoto": KURAMOTO,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
@@ -23,7 +24,7 @@ from sinklab.reports.lm_figures import ablation_rows, median_curve
 from sinklab.reports.lm_sinks import families_sentence
 from sinklab.reports.lm_training import legible, tokens_per_second
 from sinklab.reports.training import write_training_report
-from sinklab.run import Run
+from sinklab.run import Run, plain
 from sinklab.training.lm import train_lm
 from sinklab.training.lm_config import make_lm_config
 from sinklab.training.lm_tables import chosen_points, differences_table, pairs, points_table
@@ -56,11 +57,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 @pytest.fixture(scope="module")
 def diagnosed(runs: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training of a transformer, each of its models diagnosed by the command."""
+    """A training of a phase model and a transformer, each diagnosed by the command."""
     folder = tmp_path_factory.mktemp("diagnosed")
     (folder / "clocks.txt").write_bytes(CONTENT)
-    config = make_lm_config("transformer-tiny", [*TINY, WIDTH["transformer"]])
-    run = train_lm(folder / "run", [config], [0, 1], text=open_text(folder / "clocks.txt"))
+    configs = [make_lm_config(f"{family}-tiny", [*TINY, width]) for family, width in WIDTH.items()]
+    run = train_lm(folder / "run", configs, text=open_text(folder / "clocks.txt"))
     write_training_report(run)
     words = ("--text", folder / "clocks.txt", "--rule", "mass", "--mass", "0.05", "--device", "cpu")
     ended = in_process("diagnose", run.path, *words)
@@ -268,7 +269,12 @@ def test_the_page_opens_from_the_tables_without_torch_and_the_same_every_time(ru
 
 def test_diagnosing_a_training_adds_what_its_sinks_are(diagnosed: Path) -> None:
     text, rows = page(diagnosed), cells(page(diagnosed), "Sinks")
-    assert [row[0] for row in rows] == ["seed-0/transformer-tiny", "seed-1/transformer-tiny"]
+    assert [row[0] for row in rows] == ["seed-0/phase-tiny", "seed-0/transformer-tiny"]
+    assert (
+        "In 1 phase model" in text
+        and "; in 1 transformer model" in text
+        and "<strong>seed-0/phase-tiny.</strong>" in text
+    )
     for row in rows:
         summary = sinklab.open_run(diagnosed / "diagnosed" / row[0]).summary
         classes = summary["by_definition"]["causal"]
@@ -284,13 +290,22 @@ def test_diagnosing_a_training_adds_what_its_sinks_are(diagnosed: Path) -> None:
     assert list(saved["median_stable_rank"]) == pytest.approx([each["stable_rank"].median() for each in events])
 
 
-def test_patching_a_training_adds_what_the_interventions_say(diagnosed: Path, tmp_path: Path) -> None:
+def test_patching_a_training_adds_what_the_interventions_say_and_passes_by_models_without_a_sink(
+    diagnosed: Path, tmp_path: Path
+) -> None:
     shutil.copytree(diagnosed, tmp_path / "run")
-    shutil.copy(diagnosed.parent / "clocks.txt", tmp_path)
-    ended = in_process("patch", tmp_path / "run", "--min-events", "1", "--bootstrap", "20", "--device", "cpu")
+    (text,) = diagnosed.parent.glob("clocks.txt")
+    bare = sinklab.load(str(tmp_path / "run/training/seed-0/phase-tiny"))
+    rule = sinklab.SinkRule.mass(0.99)
+    quiet = tmp_path / "run/diagnosed/seed-0/phase-tiny"
+    assert not len(sinklab.diagnose(bare, text=text, output=quiet, rule=rule, overwrite=True).sinks)
+    words = ("--text", text, "--min-events", "1", "--bootstrap", "20", "--device", "cpu")
+    ended = in_process("patch", tmp_path / "run", *words)
     assert ended.returncode == 0, ended.stderr
+    assert "seed-0/phase-tiny: The run has no event of class nop or broadcast" in ended.stderr
+    assert [row[8] for row in cells(page(tmp_path / "run"), "Sinks")][0] == "no head to edit"
     saved = pd.read_csv(tmp_path / "run/tables/sinks.csv")
-    for row, member in zip(saved.to_dict("records"), saved["member"], strict=True):
+    for row, member in list(zip(saved.to_dict("records"), saved["member"], strict=True))[1:]:
         verdicts = pd.read_csv(tmp_path / f"run/diagnosed/{member}/tables/causal_verdicts.csv")
         heads = verdicts[verdicts["level"] == "head"]
         counted = sum(
@@ -309,6 +324,24 @@ def test_phase_and_transformer_are_set_against_each_other_in_one_sentence() -> N
     said = families_sentence(pd.DataFrame(rows))
     assert said.startswith("In 2 phase models 4 of 8 heads") and "2 NOP and 2 broadcast" in said
     assert said.endswith("; in 1 transformer model none of 4 heads sinks.") and said.count(".\u202f") == 0
+
+
+def test_the_docs_tables_are_the_runs_numbers(
+    runs: dict[str, Run], diagnosed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    tables, words = (importlib.import_module(name) for name in ("lm_tables", "lm_words"))
+    found = {name: tables.summary(run.path) for name, run in runs.items()} | {"seeds": tables.summary(diagnosed)}
+    told = words.lm_text(json.loads(json.dumps(tables.finite(plain(found)))))
+    bits = runs["ablations"].table("training").groupby("config")["validation_bpc"].median()
+    gaps = ablation_rows(runs["ablations"].table("differences")).groupby("config")["difference"].median()
+    for name, gap in gaps.items():
+        (row,) = [line for line in told.splitlines() if line.startswith(f"| {name} |")]
+        assert f"| {bits[name]:.3f} |" in row and row.endswith(f"| {gap:+.3f} |".replace("-", "−"))
+    sweep = runs["sweep"].table("points")
+    for row in sweep[sweep["chosen"]].to_dict("records"):
+        assert f"**{row['validation_bpc_median']:.3f}**" in told
+    assert "1.637 ± 0.010" in told and "`seed-0/phase-tiny`: " in told and str(diagnosed.parent) not in told
 
 
 @pytest.fixture(scope="module")
