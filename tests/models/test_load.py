@@ -24,7 +24,7 @@ def test_importing_the_entry_loads_no_heavy_library() -> None:
 
 def test_every_kind_of_name_has_a_row() -> None:
     rows = describe_names()
-    kinds = {"demo", "timm", "openclip", "hf", "tlens", "dinov2", "toy", "PATH"}
+    kinds = {"demo", "timm", "openclip", "hf", "tlens", "dinov2", "toy", "lm", "PATH"}
     assert {row["name"].partition(":")[0] for row in rows} == kinds
     assert all(row.keys() == {"name", "loads", "example"} and all(row.values()) for row in rows)
 

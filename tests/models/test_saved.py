@@ -119,7 +119,7 @@ def test_weights_that_changed_since_the_run_are_refused(tmp_path: Path) -> None:
     ("record", "said"),
     [
         ({"model": {"family": "attached"}}, "attached from memory"),
-        ({"model": {"family": "trained"}}, "not read yet"),
+        ({"model": {"family": "trained"}}, "does not record a model that can be loaded again"),
         ({"status": "running"}, "does not say which model"),
     ],
 )
