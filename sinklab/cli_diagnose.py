@@ -81,7 +81,13 @@ def diagnose(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="RUN", help="The run folder; default runs/MODEL.")
     ] = None,
-    size: Size = "224",
+    size: Annotated[
+        str | None,
+        typer.Option(
+            help="Pixels: short side to size*256/224, then a centre crop; or native, the model's own transform "
+            "[default: 224; of a training run its own]."
+        ),
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Inputs at once [default: 16; controlled tasks: 256].")] = None,
     device: Device = "auto",
     dtype: Annotated[
@@ -135,7 +141,7 @@ def diagnose(
             "rule": _rule(rule, attention, fraction, epsilon, mass),
             "definition": definition.value,
             "layers": layer_numbers(layers),
-            "size": size_of(size),
+            "size": None if size is None else size_of(size),
             "batch_size": batch_size,
             "dtype": dtype.value,
             "device": device,
@@ -157,7 +163,9 @@ def diagnose(
         trained = to_diagnose(model, output)  # of a training run, all its models
         for name, into in trained or [(model, folder)]:
             folder = into
-            handle = load_model(name, weights, random_weights, seed, offline, allow_pickle, dtype.value, size_of(size))
+            handle = load_model(
+                name, weights, random_weights, seed, offline, allow_pickle, dtype.value, size_of(size or "224")
+            )
             from sinklab.diagnosis import diagnose as run_diagnosis
 
             noun = "image" if handle.loaded.sequences is None else "sequence"

@@ -94,9 +94,8 @@ def patch(
         for one in trained or [run]:
             try:
                 with terminal.progress(noun_in(one)) as progress:
-                    done = run_patch(
-                        one, images=images or None, text=text, held_out=_held_out(heldout), progress=progress, **chosen
-                    )
+                    places: dict[str, Any] = {"images": images or None, "text": text, "held_out": _held_out(heldout)}
+                    done = run_patch(one, progress=progress, **places, **chosen)
             except NothingToEdit as error:  # of a training run's models some may have no sink
                 nothing.append(error)
                 if len(nothing) == len(trained or [run]):
@@ -113,7 +112,7 @@ def _tell(run: Any, result: str) -> None:
     """What was found, and where it is."""
     from sinklab.reports.spoken import causal_lines
 
-    for note in run.config["patch"]["notes"]:
+    for note in (run.config.get("patch") or {}).get("notes", []):
         terminal.say(f"sinklab: note: {note}")
     terminal.verdict(causal_lines(run))
     print(run.path / result)

@@ -82,7 +82,7 @@ def diagnose(
     rule: SinkRule | str | None = None,
     definition: SinkDefinition | str = "causal",
     layers: str | Sequence[int] | None = None,
-    size: int | str = 224,
+    size: int | str | None = None,
     batch_size: int | None = None,
     dtype: str = "float32",
     device: str | torch.device | None = None,
@@ -102,14 +102,15 @@ def diagnose(
     Args:
         model: a handle from `load` or `attach`, a name for `load`, or an nn.Module for `attach`.
         images: files, folders, `@list.txt`, tar shards, "demo"; one or several; or an ImageList. None is the demo
-            photographs or, for a model of sequences, its own.
+            photographs or, for a model of sequences or one trained on drawn pictures, its own.
         text: for a language model: "stdlib", "enwik8=PATH", a file or a folder; its validation split is read.
         output: the run folder, `runs/` and the model's name if not given; it must be new, unless `resume` or
             `overwrite`.
         rule: when a head counts as sunk, or its name (default `SinkRule.relaxed()`; a controlled model may have another
             that fits its task). definition: "causal", "counts" or one of your own, which the report leads with; the two
             are always computed. batch_size: inputs at once (16; 256 of a controlled task).
-        layers: only these layers, as numbers or as "0,5,7-9". The options up to `strict_images`: see `ScanOptions`.
+        layers: only these layers, as numbers or as "0,5,7-9". size: None is 224, or the size that a model of a training
+            run was trained at. The options up to `strict_images`: see `ScanOptions`.
         device: "cpu", "cuda", "cuda:1", "mps", "auto"; None leaves the model where it is.
         report: also write `report.html`. progress: told (images done, images in all).
 
@@ -127,11 +128,10 @@ def diagnose(
     from sinklab.sinks.rule import SinkRule
 
     numbers = {"batch_size": batch_size, "workers": workers, "limit": limit, "seed": seed}
-    require_arguments(images=images, layers=layers, size=size, **numbers)
-    wanted: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
+    require_arguments(images=images, layers=layers, size="native" if size is None else size, **numbers)
+    given: dict[str, Any] = {"batch_size": batch_size, "size": size}
     options = ScanOptions(
-        size=size,
-        **wanted,
+        **{name: value for name, value in given.items() if value is not None},
         dtype=dtype,
         workers=workers,
         limit=limit,
@@ -150,7 +150,7 @@ def diagnose(
     model = as_model(model)
     require_precision(model, dtype)
     found = find_inputs(model, found, text=text, limit=limit, seed=seed)
-    options = options.fitting(model, rule=rule is None, batch_size=batch_size is None)
+    options = options.fitting(model, rule=rule is None, batch_size=batch_size is None, size=size is None)
     with ranks() as own:
         if device is not None:
             model.module.to(pick_device(str(device), own.local))

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from sinklab.models.tokens import TokenMap
 
 
+GATED_UPDATE = (
+    "rules, classes, value_ratio_out, update_norm, stable_rank and rank1_energy are of the ungated update; "
+    "value_ratio_gated, update_norm_gated and stable_rank_gated are of what is really added"
+)
+"""Which number of a run used what, where a gate multiplies z before the output projection."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Model:
     """A model under study. Call it with pixels [B 3 H W], or sequences, for its final tokens [B N C].
@@ -134,6 +141,7 @@ class Model:
         """Everything that run.json keeps about the model."""
         after = {site.parts.after for site in self.sites if site.parts.after is not None}
         after |= {"bound" for site in self.sites if site.parts.phase is not None}
+        gated = any(site.parts.gate is not None for site in self.sites)
         return {
             **asdict(self.provenance),
             "layers": len(self.sites),
@@ -146,6 +154,7 @@ class Model:
             "update": f"measured before the {' and '.join(sorted(after))}"
             if after
             else "as added, LayerScale included",
+            **({"gated_update": GATED_UPDATE} if gated else {}),
             "sites": [
                 {"layer": s.layer, "name": s.name, "heads": s.heads, "kv_heads": s.kv_heads, "head_dim": s.head_dim}
                 | {"axis": s.axis}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from sinklab.data.input_list import InputList, View
@@ -28,8 +29,9 @@ def find_inputs(
 ) -> InputList:
     """The inputs that were given or, for None, the model's own.
 
-    Those are the demo photographs, a controlled task's sequences or, of a language model, windows of a text: the one
-    named, or that which the model was trained on, where that can be found (the standard library's source).
+    Those are the demo photographs (of a model trained on drawn pictures, held-out ones of these), a controlled task's
+    sequences or, of a language model, windows of a text: the one named, or that which the model was trained on, where
+    that can be found (the standard library's source).
     Raises InputError where they are not what the model reads, and NotFoundError where there are none.
     """
     wanted = model.loaded.sequences
@@ -41,6 +43,10 @@ def find_inputs(
             raise InputError(f"{model.name} reads {reads}, and {given.noun}s were given ({', '.join(given.sources)}).")
         return given
     if wanted is None:
+        if model.loaded.pictures is not None:
+            from sinklab.data.drawn_images import drawn_images
+
+            return drawn_images(model.loaded.pictures).sample(limit, seed=seed)
         from sinklab.data.images import find_images
 
         return find_images(["demo"], limit=limit, seed=seed)
@@ -49,6 +55,15 @@ def find_inputs(
 
         return toy_sequences(wanted.task).sample(limit, seed=seed)
     return _windows(model.name, wanted, text, limit)
+
+
+def is_drawn(model: Model, sources: Sequence[str]) -> bool:
+    """Whether a run's sources are the model's own drawn pictures, which lie in no file."""
+    if model.loaded.pictures is None:
+        return False
+    from sinklab.data.drawn_images import drawn_images
+
+    return list(sources) == list(drawn_images(model.loaded.pictures).sources)
 
 
 def _windows(name: str, wanted: SequenceInput, text: str | Path | None, limit: int | None) -> InputList:

@@ -14,14 +14,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from sinklab.atomic import FolderLock
-from sinklab.device import pick_device
 from sinklab.diagnosis import Diagnosis, open_run
 from sinklab.errors import InputError, NotFoundError, NothingToEdit
-from sinklab.settings import differences, fingerprint, utc_now
+from sinklab.reopened import experiment_on
+from sinklab.settings import differences, utc_now
 from sinklab.trained import one_to_patch
 
 if TYPE_CHECKING:
-    from sinklab.data.input_list import InputList
     from sinklab.handle import Model
     from sinklab.interventions.choose import Choice
     from sinklab.interventions.design import Design
@@ -65,9 +64,11 @@ def patch(
         device: "cpu", "cuda", "auto", …; None leaves the model where it is.
         overwrite, resume: replace an earlier patching of this run, or go on with it. report: write the report again.
 
+    In a model with a global pathway the branches are edited too (tables "branch_effects"), also where no head can be.
     Under torchrun every rank calls this. Returns the run, with `effects`, and tables "effects" and "causal_verdicts".
     Raises InputError and NotFoundError with a sentence before anything is written wherever that is possible.
     """
+    from sinklab.interventions.branch_effects import choice_or_branches
     from sinklab.interventions.options import PatchOptions
     from sinklab.sinks.ranks import ranks
 
@@ -83,8 +84,8 @@ def patch(
     if resume and overwrite:
         raise InputError("--resume goes on with a patching and --overwrite replaces it: give one of them.")
     with ranks() as own:
-        experiment = _experiment(opened, model, images, text, options, folder, device, workers, own)
-        choice = experiment.choice()
+        experiment = experiment_on(opened, model, images, text, options, folder, device, workers, own)
+        choice = choice_or_branches(experiment)
         _run(experiment, choice, own, overwrite, resume, command, progress)
         if report and own.first:
             opened.report()
@@ -106,109 +107,22 @@ def _options(kind: type[PatchOptions], chosen: Mapping[str, Any]) -> PatchOption
     return kind(**listed)
 
 
-def _experiment(
-    run: Diagnosis,
-    model: Model | None,
-    images: Any,
-    text: str | Path | None,
-    options: PatchOptions,
-    held_out: str | Path | None,
-    device: str | None,
-    workers: int,
-    own: Ranks,
-) -> Experiment:
-    """Everything that is needed, checked against what the run was made with."""
-    from sinklab.data.images import find_images
-    from sinklab.handle import load
-    from sinklab.interventions.experiment import Experiment
-    from sinklab.sinks.options import ScanOptions
-
-    config = run.config
-    if model is None:
-        if not config["model"].get("request"):
-            raise InputError("This run's model was attached from memory: give it to patch as model=.")
-        model = load(str(run.path.resolve()))  # whole, or a folder called demo would be the demo model
-        if config["settings"]["model"].get("parameters_dtype") == "float32":  # as the command widened it
-            model.module.float()
-    options = options.fitting(model)
-    found = _images(run, model, images, text)
-    folder = None if held_out is None else find_images([str(held_out)])
-    if folder is not None and set(_pictures(folder)) & set(_pictures(found)):
-        raise InputError("Held-out images are images that are not edited, but some of them are the run's own.")
-    if device is not None:
-        model.module.to(pick_device(device, own.local))
-    scan = ScanOptions(size=config["options"]["size"] or 224, dtype=config["dtype"])
-    said = scan.settings(model, found, model.device.type)["model"]
-    changed = differences(config["settings"]["model"], said)
-    if changed:
-        raise InputError(f"The run {run.path} was made with another model: {'; '.join(changed)}.")
-    settings = {
-        "run": config["fingerprint"],
-        "rule": {key: value for key, value in config["rule"].items() if key != "sentence"},
-        "definition": config["definition"],
-        "held_out_images": None if folder is None else folder.sha256,
-        "device": model.device.type,
-        **({"together": model.loaded.sequences.together} if model.loaded.sequences is not None else {}),
-        "options": options.settings(),
-    }
-    return Experiment(
-        model=model,
-        run=run,
-        images=found,
-        transform=scan.transform(model),
-        options=options,
-        settings=settings,
-        fingerprint=fingerprint(settings),
-        ranks=own,
-        folder=folder,
-        workers=workers,
-    )
-
-
-def _pictures(images: InputList) -> list[tuple[str, int | None]]:
-    return [(ref.path, ref.offset) for ref in images]
-
-
-def _images(run: Diagnosis, model: Model, images: Any, text: str | Path | None = None) -> InputList:
-    """The run's own list of inputs, found again. InputError if it is another list now."""
-    from sinklab.data.images import find_images
-    from sinklab.inputs import find_inputs
-    from sinklab.sinks.resume import check_unchanged
-
-    about, limit = run.config["images"], run.config["options"].get("limit")
-    seed = run.config["seeds"]["images"]
-    pictures = images or (about["sources"] if model.loaded.sequences is None else None)
-    given = None if pictures is None else find_images(pictures, limit=limit, seed=seed)
-    own = model.loaded.sequences
-    if text is None and own is not None and own.task is None and given is None:
-        text = about["sources"][0]
-    found = find_inputs(model, given, text=text, limit=limit, seed=seed)
-    if found.sha256 == about["list_sha256"]:
-        check_unchanged(run, found)
-    else:
-        where = (
-            "there"
-            if images or (text is not None and str(text) not in about["sources"])
-            else "where the run found them"
-        )
-        raise InputError(
-            f"The images are not those of the run {run.path} any longer: it saw {about['count']}, and {where} are "
-            f"{len(found)}, or some were changed or renamed. Give the folder that holds them."
-        )
-    return found
-
-
 def _run(
     experiment: Experiment,
-    choice: Choice,
+    choice: Choice | None,
     own: Ranks,
     overwrite: bool,
     resume: bool,
     command: Sequence[str] | None,
     progress: Progress | None,
 ) -> None:
+    from sinklab.interventions.branch_effects import write_branch_effects
     from sinklab.interventions.results import write_results
 
+    if choice is None:
+        with _locked(experiment, own, overwrite, resume):
+            _told_to_all(own, lambda: _branches(experiment, own, overwrite))
+        return
     run, started = experiment.run, perf_counter()
     before = run.config.get("patch") or {}
     # whatever refuses does so before anything is written, or removed
@@ -239,6 +153,15 @@ def _run(
         if own.first:
             seconds = perf_counter() - started
             write_results(experiment, choice, steps[0], checked, seconds)
+            write_branch_effects(experiment, again=overwrite)
+
+
+def _branches(experiment: Experiment, own: Ranks, again: bool) -> None:
+    """The branch edits of a model that has a pathway, by rank 0."""
+    from sinklab.interventions.branch_effects import write_branch_effects
+
+    if own.first:
+        write_branch_effects(experiment, again=again)
 
 
 def _design(experiment: Experiment, choice: Choice) -> Design:

@@ -28,6 +28,7 @@ FLOORS = {
             "__main__",
             "diagnosis",
             "patching",
+            "reopened",
             "trained",
             "watching",
         ),

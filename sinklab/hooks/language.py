@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 def _linear(module: Any) -> Callable[[], Tensor]:
     """() → the weight as [outputs, inputs]; transformers' Conv1D keeps the transpose of it."""
-    return lambda: module.weight.T if type(module).__name__ == "Conv1D" else module.weight
+    return lambda: module.weight.T if hasattr(module, "nf") else module.weight
 
 
 def gpt2(module: Any) -> AttentionParts | None:
     """GPT-2: queries, keys and values in one `c_attn`, W_O in `c_proj`, both Conv1D."""
+    joint: Any
+    projection: Any
     joint, projection, heads = (getattr(module, name, None) for name in ("c_attn", "c_proj", "num_heads"))
     if heads is None or getattr(joint, "weight", None) is None or getattr(projection, "weight", None) is None:
         return None
@@ -48,7 +50,8 @@ def bert(module: Any) -> AttentionParts | None:
     That norm's input is the residual stream plus the heads' updates and bias, which is what can be checked; what the
     block goes on with is the norm of it.
     """
-    inner, end = getattr(module, "self", None), getattr(module, "output", None)
+    inner: Any = getattr(module, "self", None)
+    end = getattr(module, "output", None)
     dense, norm = getattr(end, "dense", None), getattr(end, "LayerNorm", None)
     if dense is None or norm is None or getattr(getattr(inner, "query", None), "weight", None) is None:
         return None
@@ -85,7 +88,8 @@ def lens(module: Any) -> AttentionParts | None:
     points = getattr(module, "_modules", {})
     if "hook_pattern" not in points or "hook_attn_scores" not in points:
         return None
-    q, k, v, o = (getattr(module, name, None) for name in "qkvo")
+    parts: list[Any] = [getattr(module, name, None) for name in "qkvo"]
+    q, k, v, o = parts
     within = getattr(getattr(o, "original_component", None), "weight", None)
     if q is None or k is None or v is None or within is None or _hands_over(module):
         raise InputError(

@@ -21,7 +21,7 @@ from sinklab.errors import InputError, NotFoundError
 from sinklab.hooks.change import Change, Changes, edited_by
 from sinklab.hooks.eager import listen
 from sinklab.hooks.reader import Reader as Reader
-from sinklab.hooks.reader import on_input, on_output, on_projection, overrides, recomputing, require_reader
+from sinklab.hooks.reader import on_factor, on_input, on_output, on_projection, overrides, recomputing, require_reader
 from sinklab.hooks.refusals import many_calls, no_call, refuse_dropout, refuse_meta
 from sinklab.hooks.seam import SDPA, AttentionCall, Seam, plain_kernel, read_call
 from sinklab.hooks.site import Site, find_sites
@@ -217,6 +217,8 @@ class HookManager:
             return
         if overrides(reader, "resid_pre"):
             keep(site.block_module.register_forward_pre_hook(on_input(reader.resid_pre, site), with_kwargs=True))
+        if overrides(reader, "gated") and site.parts.gate is not None:
+            keep(site.parts.gate.register_forward_hook(on_factor(reader, site, in_attention)))
         if overrides(reader, "resid_post"):
             keep(site.block_module.register_forward_hook(on_output(reader.resid_post, site)))
         if overrides(reader, "resid_mid") and site.second_norm is not None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sinklab.hooks.seam import AttentionCall
     from sinklab.hooks.site import Site
 
-MOMENTS = ("attention", "resid_pre", "resid_mid", "resid_post", "projected")
+MOMENTS = ("attention", "gated", "resid_pre", "resid_mid", "resid_post", "projected")
 
 
 class Reader:
@@ -38,6 +38,9 @@ class Reader:
 
     def attention(self, site: Site, call: AttentionCall) -> None:
         """The attention call, with the z that the model goes on with."""
+
+    def gated(self, site: Site, factor: Tensor) -> None:
+        """The factor on z [B H Q D] or [B H Q 1] where there is a gate before W_O, after the attention call."""
 
 
 def overrides(reader: Reader, moment: str) -> bool:
@@ -95,6 +98,16 @@ def on_output(tell: Callable[[Site, Tensor], None], site: Site) -> Callable[...,
     def hook(module: Any, args: Any, result: Any) -> None:
         if not recomputing():
             tell(site, _batch_first(site, result if isinstance(result, torch.Tensor) else result[0]))
+
+    return hook
+
+
+def on_factor(reader: Reader, site: Site, now: Now) -> Callable[..., None]:
+    """A forward hook that tells of what a gate returns."""
+
+    def hook(module: Any, args: Any, result: Any) -> None:
+        if not recomputing() and now():
+            reader.gated(site, result)
 
     return hook
 

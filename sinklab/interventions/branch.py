@@ -138,7 +138,8 @@ def measure_branches(
     Args:
         inputs: what the model takes, [B ...]. donors: as many others; row b's state goes to input b.
         layers: by default all. A layer without a pathway has `attention_off` alone.
-        counted: the tokens that count, [N] or [B N] bool; by default the patches of a handle, else all tokens.
+        counted: the tokens that count, [N] or [B N] bool; by default a handle's patches, or whatever its tokens are
+            beside prefix tokens, else all.
         toward: where the donor's state is to move an input's mean token, [B C]; by default from its own mean final
             token to the donor's.
 
@@ -216,11 +217,12 @@ def _some_pathways(model: Any, layers: Sequence[int]) -> dict[int, GlobalPathway
 
 def _counted(model: Any, inputs: Tensor, plain: Tensor, given: Tensor | None) -> tuple[Tensor, int | None]:
     """Which tokens count [B N], and the index of CLS."""
-    tokens, (batch, number) = getattr(model, "tokens", None), plain.shape[:2]
+    tokens: Any = getattr(model, "tokens", None)
+    batch, number = plain.shape[:2]
     kinds = [] if tokens is None else [tokens.kind(index, number) for index in range(number)]
     cls = kinds.index("cls") if "cls" in kinds else None
     if given is None:
-        given = torch.tensor([kind == "patch" for kind in kinds] or [True] * number)
+        given = torch.tensor([kind == tokens.ordinary for kind in kinds] or [True] * number)
     if given.dtype != torch.bool or given.shape not in ((number,), (batch, number)):
         raise InputError(f"counted is a mask of {number} tokens, [N] or [B N] bool, not {list(given.shape)}.")
     return given.to(plain.device).expand(batch, number), cls

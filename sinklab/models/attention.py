@@ -119,6 +119,9 @@ KERNELS: dict[str, type[Patterned] | None] = {
 class OutputGate(nn.Linear):
     """σ(W_θ h + b): h [B N C] → a factor [B H N D] ("elementwise") or [B H N 1] ("headwise") on z."""
 
+    multiplies_z = True
+    """Whoever measures may take what it returns for the factor on z, head by head."""
+
     def __init__(self, dim: int, heads: int, kind: str) -> None:
         super().__init__(dim, dim if kind == "elementwise" else heads)
         self.heads = heads

@@ -84,9 +84,10 @@ def load_language_model(
     if request.image_size is not None:
         raise InputError(f"{label} is a language model: it takes no image size.")
     kind, config = _config(settings)
+    notes: tuple[str, ...] = ()
     if weights is None:
         module: Any = request.drawn(lambda: _class(kind.whole)(config))
-        source, sha256, counts, notes = request.random_source, None, None, ()
+        source, sha256, counts = request.random_source, None, None
     else:
         with building(kind.whole, settings):
             matching.on_meta(lambda: _class(kind.whole)(config))

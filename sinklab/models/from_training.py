@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sinklab.models.request import Request
 
-FORMATS = ("sinklab-toy-1", "sinklab-lm-1")
+FORMATS = ("sinklab-toy-1", "sinklab-lm-1", "sinklab-vit-1")
 WEIGHTS = "model.safetensors"
 
 
@@ -78,6 +78,10 @@ def load_trained(path: Path, request: Request) -> Loaded:
     saved, name = {**request.saved(), "name": str(path.resolve())}, _short(path)
     if saved_format(path) == "sinklab-lm-1":
         return load_language_model(path, saved, name=name)
+    if saved_format(path) == "sinklab-vit-1":
+        from sinklab.models.from_vit import load_member
+
+        return load_member(path, saved, name=name)
     return load_toy_model(path, saved, name=name)
 
 

@@ -181,6 +181,11 @@ def _from_sidecar(path: Path, request: Request) -> Loaded:
         raise InputError(f"{path} is a picture, not a model. {images_come_second(path, request)}")
     if request.weights is not None or request.random_weights:
         raise InputError(f"{path} is a checkpoint file itself: give neither another weights file nor random weights.")
+    if not path.with_suffix(".json").is_file():
+        from sinklab.models.from_vit import from_authors_file
+
+        if (authors := from_authors_file(path, request)) is not None:
+            return authors
     held = read_sidecar(path)
     asked = replace(request, weights=path, kwargs=held["kwargs"])
     prefix, _, rest = held["model"].partition(":")
@@ -188,12 +193,16 @@ def _from_sidecar(path: Path, request: Request) -> Loaded:
         from sinklab.models.from_huggingface import from_settings
 
         loaded = from_settings(held["kwargs"], path, asked, label=path.name)
+    elif held["model"] == "vit":
+        from sinklab.models.from_vit import load_authors
+
+        loaded = load_authors(path, request, held["kwargs"])
     elif prefix in ("timm", "openclip", "dinov2") and rest:
         loaded = _by_prefix(prefix, rest, asked)
     else:
         raise InputError(
             f"{path.with_suffix('.json')} names the model {held['model']!r}; "
-            "what fits is timm:NAME, openclip:ARCH, dinov2:NAME, or hf with the config's fields as kwargs."
+            "what fits is timm:NAME, openclip:ARCH, dinov2:NAME, vit, or hf with the config's fields as kwargs."
         )
     # What gives this model again is the path itself: the sidecar says the rest.
     saved = {**request.saved(), "name": str(path.resolve())}

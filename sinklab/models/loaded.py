@@ -65,7 +65,7 @@ class Provenance:
     name: str
     """What the user asked for, e.g. "timm:vit_small_patch14_dinov2.lvd142m"."""
     family: str
-    """"timm", "openclip", "hf", "dinov2", "demo", "attached"."""
+    """"timm", "openclip", "hf", "dinov2", "demo", "vit", "attached"."""
     architecture: str
     """The architecture's own name in its library."""
     source: str
@@ -127,6 +127,11 @@ class Loaded:
     """None for a vision model."""
     fixed_size: tuple[int, int] | None = None
     """The one input size that the position table meets; None if the model takes any multiple of a patch."""
+    usual_size: int | None = None
+    """Side in pixels at which it is looked at unless another is asked for; None for the paper's 224."""
+    pictures: dict[str, Any] | None = None
+    """Of a model that was trained on drawn pictures: the fields of `data.procedural.ProceduralImages` that give the
+    held-out ones, which it is diagnosed on unless others are given."""
     classify: Callable[[nn.Module, Tensor], Tensor] | None = None
     """(module, final tokens [B N C]) → logits [B classes]; None for a model without a classifier."""
     extra: dict[str, Any] = field(default_factory=dict)

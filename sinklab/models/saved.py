@@ -12,6 +12,7 @@ The sidecar of `weights.pth` (or `.safetensors`, …) is `weights.json`:
 | `openclip:ARCH` | `embed_dim`, `quick_gelu`, and `vision_cfg` fields of open_clip's configuration |
 | `dinov2:NAME` | options of `timm.create_model` |
 | `hf` | what config.json would hold, `model_type` included |
+| `vit` | fields of `models.vit.ViTShape`, for one of the paper's checkpoints |
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Weights of the vision transformer: as sinklab's own files, from and to timm, and from the paper's checkpoints.
 
 sinklab's own are NAME.safetensors with the weights and NAME.json with what made them: "format", "shape" (`ViTShape`),
-and what the training adds.
+and what the training adds. Weights that begin with `probe.` are the online probe's (LayerNorm, Linear).
 
 | timm | sinklab |
 |---|---|
@@ -29,11 +29,12 @@ from typing import TYPE_CHECKING, Any
 from sinklab.errors import InputError, NotFoundError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from sinklab.models.vit import ViT, ViTShape
 
 FORMAT = "sinklab-vit-1"
+PROBE = "probe."
 WRAPPERS = ("module.", "_orig_mod.")
 RENAMED = (
     ("attn.gate_proj.", "attn.gate."),
@@ -71,7 +72,7 @@ def from_authors(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], KeyRep
     taken: dict[str, str] = {}
     weights: dict[str, Tensor] = {}
     left_out: list[str] = []
-    bare = {name: _unwrapped(name) for name in state}
+    bare = {name: bare_name(name) for name in state}
     inside = any(name.startswith("backbone.") for name in bare.values())
     for there, name in bare.items():
         if inside and not name.startswith("backbone.") or name.startswith(("head.", "fc_norm.")):
@@ -89,7 +90,8 @@ def from_authors(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], KeyRep
     return weights, KeyReport(taken=taken, left_out=tuple(left_out))
 
 
-def _unwrapped(name: str) -> str:
+def bare_name(name: str) -> str:
+    """A weight's name without what DDP and torch.compile put before it."""
     while name.startswith(WRAPPERS):
         name = name.partition(".")[2]
     return name
@@ -236,7 +238,22 @@ def read_vit(path: str | Path) -> tuple[ViT, dict[str, Any]]:
         if saved["format"] != FORMAT:
             raise ValueError(f"its format is {saved['format']!r}, not {FORMAT!r}")
         model = ViT(shape_from(saved["shape"]))
-        load_into(model, load_file(path), str(path.name))
+        held = load_file(path)
+        load_into(model, {name: value for name, value in held.items() if not name.startswith(PROBE)}, str(path.name))
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise InputError(f"{path} and its .json are not a trained vision transformer: {error}") from error
     return model.eval(), saved
+
+
+def read_probe(path: str | Path) -> nn.Module | None:
+    """The online probe saved with a trained model, CLS [B C] → logits [B classes]; None where there is none."""
+    from safetensors.torch import load_file
+    from torch import nn
+
+    held = {name.removeprefix(PROBE): value for name, value in load_file(path).items() if name.startswith(PROBE)}
+    if not held:
+        return None
+    classes, dim = held["1.weight"].shape
+    probe = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, classes))
+    probe.load_state_dict(held)
+    return probe.eval().requires_grad_(False)

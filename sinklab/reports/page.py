@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from markupsafe import Markup
 
 from sinklab.reports import (
+    branches,
     captions,
     causal,
     causal_method,
@@ -37,7 +38,7 @@ from sinklab.reports.stale import remove_stale_figures
 from sinklab.reports.verdict import Verdict, give_verdict
 from sinklab.sinks.classify import SinkDefinition, with_own
 from sinklab.sinks.rule import SinkRule
-from sinklab.sinks.table import counts_per_image, kind_by_layer, sensitivity, sink_table
+from sinklab.sinks.table import GATED, counts_per_image, kind_by_layer, sensitivity, sink_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,6 +79,8 @@ class Findings:
     sensitivity: pd.DataFrame
     routes: pd.DataFrame
     has_spectrum: bool
+    gated: bool
+    """Whether the heads' gated updates were measured beside the ungated ones."""
     verdict: Verdict
     how_sure: list[str]
     task: list[dict[str, Any]]
@@ -115,8 +118,9 @@ def write_report(run: SavedRun) -> Path:
         run.write_table(f"figures/{figure.name}.csv", _with_labels(figure, found))
     for head in shown:
         run.write_bytes(f"figures/{head.name}.png", overlay_sheet.overlay_png(head))
+    told = branches.read_branches(run.path, run.config)
     with reading(run.path / "run.json"):
-        page = render(run.config, found, drawn, shown, photographs)
+        page = render(run.config, found, drawn, shown, photographs, told)
     run.write_text("report.html", page)
     remove_stale_figures(run.path, kept)
     return run.path / "report.html"
@@ -147,6 +151,7 @@ def gather(run: SavedRun) -> Findings:
         sensitivity=grid,
         routes=routes,
         has_spectrum=has_spectrum,
+        gated=set(GATED) <= set(heads.columns),
         verdict=give_verdict(heads, table, own_counts, rule, definition, words),
         how_sure=sureness.how_sure(heads, table, grid, rule, definition, words),
         causal=edited,
@@ -219,6 +224,7 @@ def render(
     drawn: dict[str, captions.Drawn],
     shown: list[overlays.HeadExamples],
     photographs: list[overlays.Photograph],
+    told: dict[str, Any] | None = None,
 ) -> str:
     """The page as text; every name that a user chose is escaped."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
@@ -247,6 +253,7 @@ def render(
         model=config.get("model", {}),
         images=config.get("images", {}),
         found=found,
+        branches=told,
         verdict=found.verdict,
         drawn=drawn,
         layers=sections.layer_sections(found.table, found.definition),

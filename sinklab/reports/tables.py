@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.models.tokens import KINDS, SEQUENCE_KINDS
 from sinklab.sinks.rule import SinkRule
-from sinklab.sinks.table import head_summary
+from sinklab.sinks.table import GATED, head_summary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +29,8 @@ def head_table(
     """`head_summary` of the run, one row per (layer, head), with what the report shows beside it.
 
     Adds `event_inflow` (mean inflow of the events), `kind_share` (share of the events whose sink is of the kind in
-    `kind`), both NaN without events, and `usual_token_norm_ratio` (median over all finite rows). sinks: the events.
+    `kind`) and medians over events of the gated numbers, where the run has them, all NaN without events; and
+    `usual_token_norm_ratio` (median over all finite rows). sinks: the events.
     """
     table = head_summary(heads, rule, list(definitions))
     ordered = sinks.sort_values(["image_index", *PAIR])
@@ -37,7 +38,9 @@ def head_table(
     kinds = sinks.groupby([*PAIR, "sink_kind"]).size().groupby(level=PAIR)
     finite = heads[heads["finite"].astype(bool)]
     usual = finite.groupby(PAIR)["token_norm_ratio"].median().astype("float64").rename("usual_token_norm_ratio")
-    for column in (inflow, (kinds.max() / kinds.sum()).astype("float64").rename("kind_share"), usual):
+    gated = sinks.groupby(PAIR)[[name for name in GATED if name in sinks]].median().astype("float64")
+    share = (kinds.max() / kinds.sum()).astype("float64").rename("kind_share")
+    for column in (gated.add_prefix("median_"), inflow, share, usual):
         table = table.merge(column.reset_index(), "left", PAIR)
     return table
 

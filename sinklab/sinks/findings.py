@@ -45,6 +45,7 @@ def theta_table(model: Model, layers: tuple[int, ...] | None) -> pd.DataFrame:
 def write_findings(model: Model, images: InputList, transform: View, run: Run, options: ScanOptions) -> list[str]:
     """`sinks.parquet`, `summary.json`, `tables/*.csv` and `overlays/`; returns sentences worth keeping."""
     from sinklab.sinks.classify import with_own
+    from sinklab.sinks.common_mode import common_mode_table, has_common_mode
     from sinklab.sinks.overlay import choose, write_overlays
     from sinklab.sinks.phase import phase_table
 
@@ -57,7 +58,10 @@ def write_findings(model: Model, images: InputList, transform: View, run: Run, o
     phases = phase_table(run)
     if phases is not None:
         run.write_table("tables/phase.csv", phases)
+    if has_common_mode(model):
+        seen = {int(index) for index in heads["image_index"].unique()}
+        run.write_table("tables/common_mode.csv", common_mode_table(model, images, transform, options, seen))
     chosen = choose(sinks, summary, options.definition.name)
     notes = write_overlays(model, images, transform, run, options, chosen)
-    assert list(heads.columns) == head_schema().names
+    assert list(heads.columns)[: len(head_schema().names)] == head_schema().names
     return notes

@@ -95,11 +95,12 @@ class ScanOptions:
         """How this model is shown its inputs. Raises InputError for a size that the model cannot take."""
         return view_for(model, self.size)
 
-    def fitting(self, model: Model, *, rule: bool, batch_size: bool) -> ScanOptions:
-        """With the rule and the batch size that fit a model of sequences, for those that were left open (True)."""
-        own = model.loaded.sequences
+    def fitting(self, model: Model, *, rule: bool, batch_size: bool, size: bool = False) -> ScanOptions:
+        """With what fits the model, for those that were left open (True): a training run's own size of pictures, or
+        the rule and the batch size of a model of sequences."""
+        own, usual = model.loaded.sequences, model.loaded.usual_size
         if own is None:
-            return self
+            return replace(self, size=usual) if size and usual is not None else self
         options = replace(self, rule=SinkRule.named(own.rule)) if rule else self
         return replace(options, batch_size=own.batch_size) if batch_size else options
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sinklab.data.images import ImageTransform, UnreadableImage, open_image
+from sinklab.data.decode import decoded
+from sinklab.data.images import ImageTransform, UnreadableImage
 from sinklab.hooks.manager import HookManager, Reader
 from sinklab.sinks.scan import as_input, precision
 
@@ -131,5 +132,5 @@ def _seen(ref: Any, transform: View) -> tuple[Image | None, Tensor]:
     """The picture that the model saw, None of a sequence, and the tensor with a batch of one."""
     if not isinstance(transform, ImageTransform):
         return None, transform.of(ref.content(), ref.id)[None]
-    opened = open_image(ref)
+    opened = decoded(ref.content(), ref.id)
     return transform.crop(opened, ref.id), transform(opened, ref.id)[None]

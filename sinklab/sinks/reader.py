@@ -12,8 +12,10 @@ import torch
 from sinklab.errors import InputError, NotFoundError
 from sinklab.hooks.manager import Reader
 from sinklab.sinks.contribution import with_contributions
+from sinklab.sinks.gated import gated_statistics
 from sinklab.sinks.statistics import finish, over
 from sinklab.sinks.stream import HeadGeometry, Moments, measure
+from sinklab.sinks.table import GATED
 from sinklab.sinks.tiles import Workspace, working_dtype
 
 if TYPE_CHECKING:
@@ -58,6 +60,9 @@ class StatisticsReader(Reader):
         self._token_norms: dict[int, Tensor] = {}
         self._tokens: dict[int, int] = {}
         self._velocity: dict[int, Tensor] = {}  # of phase layers, v(θ) [B N k]
+        self._sinks: dict[int, Tensor] = {}
+        self._held: tuple[int, AttentionCall] | None = None  # of a layer with a gate, until it has opened
+        self._opened: dict[int, dict[str, Tensor]] = {}  # layer → name → [B H]
 
     def resid_pre(self, site: Site, x: Tensor) -> None:
         """Token norms of the block's input, for the outliers of Lemma 3: 1 all of them where it is phases."""
@@ -74,6 +79,16 @@ class StatisticsReader(Reader):
             moments, _ = measure(call, self.geometry[site.name], space=self._space)
             assert call.z is not None
             self._keep(site, call, self._contributed(site, call, call.z, moments))
+        if site.parts.gate is not None:
+            self._held = (site.layer, call)
+
+    def gated(self, site: Site, factor: Tensor) -> None:
+        """Measure what the gate lets through of the call that was read just before."""
+        if self._held is not None and self._held[0] == site.layer:
+            call, self._held = self._held[1], None
+            with torch._C.DisableTorchFunction():
+                found = gated_statistics(call, factor.detach(), self.geometry[site.name], self._sinks[site.layer])
+            self._opened[site.layer] = found
 
     def attend(self, site: Site, call: AttentionCall) -> Tensor:
         """z and the moments in one pass; give it to HookManager's `attend` when `fast`."""
@@ -91,7 +106,7 @@ class StatisticsReader(Reader):
     def _keep(self, site: Site, call: AttentionCall, moments: Moments) -> None:
         if site.layer in self._tokens:
             raise InputError("A second forward began before take() had handed over the first one's statistics.")
-        self._tokens[site.layer] = call.k.shape[2]
+        self._tokens[site.layer], self._sinks[site.layer] = call.k.shape[2], moments.sink
         if self._pending and not moments.stacks_with(self._pending[-1][1]):
             self._finish()
         self._pending.append((site.layer, moments))
@@ -116,9 +131,19 @@ class StatisticsReader(Reader):
             tables = [table for _, table in self._finished]
             stacked = {name: torch.cat([table[name] for table in tables])[order].transpose(0, 1) for name in tables[0]}
             stacked["token_norm_ratio"] = self._outliers(layers, stacked["sink_index"])
+            if self._opened:
+                stacked |= self._gated(layers, stacked["inflow"], stacked["finite"])
             tokens = [self._tokens[layer] for layer in layers]
             self._finished, self._token_norms, self._tokens, self._velocity = [], {}, {}, {}
+            self._sinks, self._opened = {}, {}
             return layers, {name: values.contiguous().cpu() for name, values in stacked.items()}, tokens
+
+    def _gated(self, layers: list[int], like: Tensor, finite: Tensor) -> dict[str, Tensor]:
+        """The numbers of the gated update, name → [B L H]; NaN in layers without a gate, and where not finite."""
+        nothing = {name: torch.full_like(like[:, 0], torch.nan) for name in GATED}
+        own = [self._opened.get(layer, nothing) for layer in layers]
+        found = {name: torch.stack([each[name] for each in own], 1) for name in GATED}
+        return {name: values.masked_fill(~finite, torch.nan) for name, values in found.items()}
 
     def _outliers(self, layers: list[int], sink: Tensor) -> Tensor:
         """‖x_s‖ over the median token norm of the layer's input, [B L H]; NaN where there is no sink."""

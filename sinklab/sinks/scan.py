@@ -19,7 +19,7 @@ from sinklab.errors import InputError, printable
 from sinklab.hooks.manager import HookManager
 from sinklab.hooks.proof import Proof, prove
 from sinklab.sinks.reader import StatisticsReader
-from sinklab.sinks.table import head_schema
+from sinklab.sinks.table import GATED, head_schema
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from sinklab.data.input_list import InputList, View
     from sinklab.handle import Model
+    from sinklab.hooks.site import Site
     from sinklab.models.tokens import TokenMap
     from sinklab.run import Run
     from sinklab.sinks.options import ScanOptions
@@ -168,7 +169,7 @@ def scan_heads(
         **share,
     )
     with (
-        run.part_writer(ranks.rank, schema=head_schema()) as parts,
+        run.part_writer(ranks.rank, schema=head_schema(more_columns(chosen))) as parts,
         precision(options.dtype, model.device),
         HookManager(model, reader, attend=attend, layers=options.layers) as hooks,
     ):
@@ -221,4 +222,10 @@ def head_rows(
         "sink_column": np.where(patch >= 0, patch % columns, -1),
         **{name: values.numpy().reshape(-1) for name, values in found.items()},
     }
-    return pd.DataFrame({name: frame[name] for name in head_schema().names})
+    more = [name for name in GATED if name in frame]
+    return pd.DataFrame({name: frame[name] for name in head_schema(more).names})
+
+
+def more_columns(sites: Sequence[Site]) -> tuple[str, ...]:
+    """Columns of the head table that these layers have beside those of all models."""
+    return GATED if any(site.parts.gate is not None for site in sites) else ()

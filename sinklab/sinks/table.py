@@ -31,14 +31,19 @@ __all__ = [
 
 ROW_ORDER = ["image_index", "layer", "head"]
 MEDIANS = ["value_ratio_head", "value_ratio_out", "stable_rank", "token_norm_ratio"]
+GATED = ("value_ratio_gated", "update_norm_gated", "stable_rank_gated")
+"""Further columns at the end where a gate multiplies z before the output projection; see `sinks.gated`."""
 STRONGEST = 8
 """How many heads of each class a summary lists."""
 NEAR = 0.2
 """A number is near a threshold t if it lies in [t·(1 − NEAR), t·(1 + NEAR)]."""
 
 
-def head_schema() -> pyarrow.Schema:
-    """Names, order and types of the head table's columns; `heads/part-*.parquet` are written with it."""
+def head_schema(more: Sequence[str] = ()) -> pyarrow.Schema:
+    """Names, order and types of the head table's columns; `heads/part-*.parquet` are written with it.
+
+    `more` are float columns at the end that only some models have (`GATED`).
+    """
     import pyarrow as pa
 
     columns = {"image": pa.string(), "image_index": pa.int64(), "layer": pa.int16(), "head": pa.int16()}
@@ -49,6 +54,7 @@ def head_schema() -> pyarrow.Schema:
     value = ("value_norm_head", "value_ratio_head", "value_ratio_out")
     update = ("update_norm", "stable_rank", "rank1_energy", "stable_rank_head", "token_norm_ratio")
     columns |= dict.fromkeys((*attention, *value, *update), pa.float32()) | {"finite": pa.bool_()}
+    columns |= dict.fromkeys(more, pa.float32())
     return pa.schema(list(columns.items()))
 
 

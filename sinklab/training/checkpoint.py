@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,16 +117,27 @@ def _optimizer_state(about: dict[str, Any], tensors: dict[str, Tensor]) -> dict[
     return {"state": state, "param_groups": groups}
 
 
-def save_model(path: Path, model: torch.nn.Module, config: dict[str, Any], *, writes: bool = True) -> None:
+def save_model(
+    path: Path,
+    model: torch.nn.Module,
+    config: dict[str, Any],
+    *,
+    writes: bool = True,
+    beside: Mapping[str, torch.nn.Module | None] | None = None,
+) -> None:
     """The weights alone as safetensors, and beside them, as .json, the config that made them. Raises WriteError.
 
+    `beside`: other modules whose weights go into the same file, their names after the key and a point.
     All ranks have to call it, the ones that do not write with `writes` False.
     """
     from safetensors.torch import save
 
     from sinklab.settings import plain
 
-    weights = {name: whole(value).cpu().clone().contiguous() for name, value in model.state_dict().items()}
+    named = dict(model.state_dict())
+    for key, other in (beside or {}).items():
+        named |= {f"{key}.{name}": value for name, value in ({} if other is None else other.state_dict()).items()}
+    weights = {name: whole(value).cpu().clone().contiguous() for name, value in named.items()}
     if not writes:
         return
     with atomically(path) as stream:

@@ -147,8 +147,9 @@ def _train_member(
     last = train(recipe, member.folder, resume=resume, progress=told)
     seconds = time.monotonic() - began
     found = evaluated(member, model)
-    described = {**member.settings(), "step": recipe.steps, "validation": found}
-    save_model(member.folder / "model.safetensors", model.vit, described, writes=run is not None)
+    described = {**member.about(), "step": recipe.steps, "validation": found}
+    path, beside = member.folder / "model.safetensors", {"probe": model.probe}
+    save_model(path, model.vit, described, writes=run is not None, beside=beside)
     if run is None:
         return
     shown = (recipe.steps - done) * member.config.batch

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.atomic import atomically
+from sinklab.data.procedural import ProceduralImages
 from sinklab.errors import InputError
 from sinklab.models.describe import IMAGENET
 from sinklab.models.vit import ViT, ViTShape
@@ -125,6 +126,12 @@ class Member:
             "classes": list(self.images.classes),
         }
 
+    def about(self) -> dict[str, Any]:
+        """`settings`, and which pictures it can be diagnosed on where they are drawn: those of the validation."""
+        held_out = self.validation
+        drawn = {**asdict(held_out), "kind": "procedural"} if isinstance(held_out, ProceduralImages) else None
+        return {**self.settings(), "pictures": drawn}
+
 
 def build_feed(member: Member) -> Feed:
     """What it is shown. Raises InputError where the images are fewer than a batch, or cannot be shared out."""
@@ -213,11 +220,17 @@ def _after_step(member: Member, model: LeJEPA, done: int) -> None:
         accuracy = found["probe_accuracy"]  # None without classes: then no weights are the best
         better = accuracy is not None and all(accuracy > line["probe_accuracy"] for line in kept)
     better = member.ranks.any(better)  # all ranks have to take part in gathering a sharded model
-    told = {**member.settings(), "epoch": epoch, "step": done, "validation": found}
+    told = {**member.about(), "epoch": epoch, "step": done, "validation": found}
     if better:
-        save_model(member.folder / "best.safetensors", model.vit, told, writes=writes)
+        save_model(member.folder / "best.safetensors", model.vit, told, writes=writes, beside={"probe": model.probe})
     if config.save_every and epoch % config.save_every == 0:
-        save_model(member.folder / f"epoch-{epoch:04d}.safetensors", model.vit, told, writes=writes)
+        save_model(
+            member.folder / f"epoch-{epoch:04d}.safetensors",
+            model.vit,
+            told,
+            writes=writes,
+            beside={"probe": model.probe},
+        )
 
 
 def evaluated(member: Member, model: LeJEPA) -> dict[str, Any]:
