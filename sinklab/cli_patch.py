@@ -94,9 +94,8 @@ def patch(
         for one in trained or [run]:
             try:
                 with terminal.progress(noun_in(one)) as progress:
-                    done = run_patch(
-                        one, images=images or None, text=text, held_out=_held_out(heldout), progress=progress, **chosen
-                    )
+                    places: dict[str, Any] = {"images": images or None, "text": text, "held_out": _held_out(heldout)}
+                    done = run_patch(one, progress=progress, **places, **chosen)
             except NothingToEdit as error:  # of a training run's models some may have no sink
                 nothing.append(error)
                 if len(nothing) == len(trained or [run]):
