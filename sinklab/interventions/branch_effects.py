@@ -50,7 +50,8 @@ def choice_or_branches(experiment: Experiment) -> Choice | None:
 def write_branch_effects(experiment: Experiment, *, again: bool = False) -> bool:
     """`tables/branch_effects.csv`, and what run.json says of it under "branches"; whether there is such a table.
 
-    A table of the same settings is left as it is, unless `again`. A model without a pathway, or a run of one input, has none.
+    A table of the same settings is left as it is, unless `again`. A model without a pathway has none, nor a run of one
+    input.
     """
     run, model, seed = experiment.run, experiment.model, experiment.options.seed
     ids = list(dict.fromkeys(run.heads["image"]))
