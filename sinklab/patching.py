@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sinklab.interventions.choose import Choice
     from sinklab.interventions.design import Design
     from sinklab.interventions.experiment import Experiment
-    from sinklab.interventions.options import options_from
+    from sinklab.interventions.options import PatchOptions
     from sinklab.sinks.ranks import Ranks
     from sinklab.sinks.scan import Progress
 

@@ -25,6 +25,7 @@ FLOORS = {
             "cli_train_vit",
             "cli_evaluate",
             "cli_compare",
+            "comparison",
             "__main__",
             "diagnosis",
             "patching",

@@ -134,4 +134,7 @@ def options_from(chosen: Mapping[str, Any]) -> PatchOptions:
     unknown = sorted(chosen.keys() - set(known))
     if unknown:
         raise InputError(f"patch has no option {unknown[0]!r}; it has {', '.join(known)}.")
-    return PatchOptions(**{name: tuple(value) if isinstance(value, list) else value for name, value in chosen.items()})
+    listed: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in chosen.items()
+    }
+    return PatchOptions(**listed)
