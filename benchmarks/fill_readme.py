@@ -2,7 +2,8 @@
 
 The text between `<!-- demo:begin -->` and `<!-- demo:end -->` comes from results/demo.json, that between the speed
 marks from results/diagnose.json, that between the patch marks from results/patch.json, and that between the toy marks
-of docs/controlled-tasks.md from results/toy_tables.json. A block whose file is not there is left as it is. A number
+of docs/controlled-tasks.md from results/toy_tables.json, and the study's and memory's of docs/vision-training.md from
+results/vit_study.json and vit_memory.json. A block whose file is not there is left as it is. A number
 stands in one place: the result file.
 """
 
@@ -17,7 +18,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # for its neighbours, when it is loaded from elsewhere
 README = HERE.parent / "README.md"
-PAGES = (README, HERE.parent / "docs" / "controlled-tasks.md")
+PAGES = (README, HERE.parent / "docs" / "controlled-tasks.md", HERE.parent / "docs" / "vision-training.md")
 KIND = {"cls": "[CLS]", "register": "a register", "patch": "a patch"}
 
 
@@ -83,10 +84,26 @@ def toy_text(result: dict[str, Any]) -> str:
     return words(result)
 
 
+def study_text(result: dict[str, Any]) -> str:
+    """The study of tiny vision transformers."""
+    from vit_words import study_text as words
+
+    return words(result)
+
+
+def memory_text(result: dict[str, Any]) -> str:
+    """What a GPU must hold."""
+    from vit_words import memory_text as words
+
+    return words(result)
+
+
 def filled(text: str) -> str:
     """A page with every block whose result file exists."""
     files = {"demo": "demo.json", "speed": "diagnose.json", "patch": "patch.json", "toy": "toy_tables.json"}
+    files |= {"study": "vit_study.json", "memory": "vit_memory.json"}
     written = {"demo": demo_text, "speed": speed_text, "patch": patch_text, "toy": toy_text}
+    written |= {"study": study_text, "memory": memory_text}
     for name, words in written.items():
         if f"<!-- {name}:begin -->" not in text:
             continue

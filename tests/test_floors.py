@@ -26,6 +26,7 @@ FLOORS = {
             "cli_evaluate",
             "cli_compare",
             "comparison",
+            "board",
             "__main__",
             "diagnosis",
             "patching",
