@@ -2,9 +2,9 @@
 
 The text between `<!-- demo:begin -->` and `<!-- demo:end -->` comes from results/demo.json, that between the speed
 marks from results/diagnose.json, that between the patch marks from results/patch.json, and that between the toy marks
-of docs/controlled-tasks.md from results/toy_tables.json; those of docs/language-models.md come from
-results/lm_tables.json and results/kuramoto.json. A block whose file is not there is left as it is. A number stands in
-one place: the result file.
+of docs/controlled-tasks.md from results/toy_tables.json and toy_truth.json; those of docs/language-models.md from
+results/lm_tables.json and results/kuramoto.json, those of docs/vision-training.md from results/vit_study.json and
+vit_memory.json. A block whose file is not there is left as it is. A number stands in one place: the result file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # for its neighbours, when it is loaded from elsewhere
 README = HERE.parent / "README.md"
 DOCS = HERE.parent / "docs"
-PAGES = (README, DOCS / "controlled-tasks.md", DOCS / "language-models.md")
+PAGES = (README, *(DOCS / name for name in ("controlled-tasks.md", "language-models.md", "vision-training.md")))
 KIND = {"cls": "[CLS]", "register": "a register", "patch": "a patch"}
 
 
@@ -92,6 +92,13 @@ def lm_text(result: dict[str, Any]) -> str:
     return words(result)
 
 
+def study_text(result: dict[str, Any]) -> str:
+    """The study of tiny vision transformers."""
+    from vit_words import study_text as words
+
+    return words(result)
+
+
 def kuramoto_text(result: dict[str, Any]) -> str:
     """What a phase-state layer costs."""
     from lm_words import kuramoto_text as words
@@ -106,14 +113,21 @@ def truth_text(result: dict[str, Any]) -> str:
     return words(result)
 
 
+def memory_text(result: dict[str, Any]) -> str:
+    """What a GPU must hold."""
+    from vit_words import memory_text as words
+
+    return words(result)
+
+
 def filled(text: str) -> str:
     """A page with every block whose result file exists."""
     files = {"demo": "demo.json", "speed": "diagnose.json", "patch": "patch.json", "toy": "toy_tables.json"}
-    files |= {"lm": "lm_tables.json", "kuramoto": "kuramoto.json"}
-    files["truth"] = "toy_truth.json"
+    files |= {"lm": "lm_tables.json", "kuramoto": "kuramoto.json", "truth": "toy_truth.json"}
+    files |= {"study": "vit_study.json", "memory": "vit_memory.json"}
     written = {"demo": demo_text, "speed": speed_text, "patch": patch_text, "toy": toy_text}
-    written |= {"lm": lm_text, "kuramoto": kuramoto_text}
-    written["truth"] = truth_text
+    written |= {"lm": lm_text, "kuramoto": kuramoto_text, "truth": truth_text}
+    written |= {"study": study_text, "memory": memory_text}
     for name, words in written.items():
         if f"<!-- {name}:begin -->" not in text:
             continue

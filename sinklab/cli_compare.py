@@ -12,34 +12,80 @@ from sinklab.errors import InputError
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished training runs.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of finished training runs, or of diagnosed runs.")
+    ],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also write every seed's values, as .csv.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Also write every seed's values, as .csv; sinks beside it, as FILE-table14.csv and FILE-table15.csv.",
+        ),
     ] = None,
 ) -> None:
-    """Training runs side by side: median, mean and spread over seeds, and differences paired by seed."""
+    """Training runs side by side: median, mean and spread over seeds, and differences paired by seed.
+
+    Of models that were diagnosed also the paper's Tables 14 and 15: sinks per image, means over seeds.
+    """
     with terminal.errors_as_sentences():
         if output is not None and output.suffix != ".csv":
             raise InputError(f"--output is a .csv file, not {output}.")
-        from sinklab.training.compare import differing_texts, over_seeds, paired, read_results
+        from sinklab.comparison import diagnosed, is_training
 
-        results = read_results(runs)
-        if names := differing_texts(runs):
-            terminal.note(f"the runs were trained on different texts ({', '.join(names)}): bits a byte do not compare.")
-        summary = over_seeds(results)
-        columns = ["run", "arm", "measure", "seeds", "median", "mean", "std"]
-        terminal.table("Over seeds", columns, _written(summary[columns]), titled=True)
-        differences = paired(results)
-        if len(differences):
-            first = results.iloc[0]
-            print()
-            title = f"Difference from {first['arm']} of {first['run']}, seed by seed"
-            terminal.table(title, list(differences.columns), _written(differences), titled=True)
+        kinds = {is_training(run) for run in runs}
+        if len(kinds) > 1:
+            raise InputError("Training runs are compared with training runs, and diagnosed runs with diagnosed runs.")
+        if kinds == {True}:
+            _trainings(runs, output)
+        looked_at = diagnosed(runs)
+        if looked_at:
+            _sinks(looked_at, output)
+
+
+def _trainings(runs: list[Path], output: Path | None) -> None:
+    """What the trainings measured, printed and written."""
+    from sinklab.training.compare import differing_texts, over_seeds, paired, read_results
+
+    results = read_results(runs)
+    if names := differing_texts(runs):
+        terminal.note(f"the runs were trained on different texts ({', '.join(names)}): bits a byte do not compare.")
+    summary = over_seeds(results)
+    columns = ["run", "arm", "measure", "seeds", "median", "mean", "std"]
+    terminal.table("Over seeds", columns, _written(summary[columns]), titled=True)
+    differences = paired(results)
+    if len(differences):
+        first = results.iloc[0]
+        print()
+        title = f"Difference from {first['arm']} of {first['run']}, seed by seed"
+        terminal.table(title, list(differences.columns), _written(differences), titled=True)
+    if output is not None:
+        _write(output, results)
+
+
+def _sinks(runs: list[Any], output: Path | None) -> None:
+    """Tables 14 and 15, printed and written."""
+    from sinklab.comparison import sink_counts, table_14, table_15
+
+    counts, rule = sink_counts(runs), str(runs[0].run.config["rule"]["name"])
+    tables = {"table14": table_14(counts, rule), "table15": table_15(counts)}
+    titles = {
+        "table14": f"Sinks per image in layers from 1 on, rule {rule}, by token (Table 14)",
+        "table15": "Sinks per image in layers from 1 on, by rule (Table 15)",
+    }
+    for name, table in tables.items():
+        print()
+        terminal.table(titles[name], list(table.columns), _written(table), titled=True)
         if output is not None:
-            from sinklab.atomic import atomically
+            _write(output.with_name(f"{output.stem}-{name}.csv"), table)
 
-            with atomically(output) as stream:
-                stream.write(results.to_csv(index=False, lineterminator="\n").encode())
+
+def _write(path: Path, table: Any) -> None:
+    from sinklab.atomic import atomically
+
+    with atomically(path) as stream:
+        stream.write(table.to_csv(index=False, lineterminator="\n").encode())
 
 
 def _written(frame: Any) -> list[list[str]]:

@@ -6,13 +6,16 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sinklab import terminal
 from sinklab.errors import InputError
 from sinklab.settings import seed_numbers
+
+if TYPE_CHECKING:
+    from sinklab.training.loop import Progress
 
 
 def train_vit_command(
@@ -48,6 +51,9 @@ def train_vit_command(
         int | None,
         typer.Option(min=1, help="A dry run of so many steps on random pixels, one image a step; writes nothing."),
     ] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write RUN/tensorboard, where that package is installed.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
 ) -> None:
@@ -72,6 +78,11 @@ def train_vit_command(
             for one in chosen:
                 print(json.dumps(dry_run(one, steps=steps, device="cpu" if device == "auto" else device)))
             return
+        board = None
+        if tensorboard:
+            from sinklab.board import Board
+
+            board = Board(output)
         from sinklab.device import pick_device
         from sinklab.training.vit import train_vit
         from sinklab.watching import sink_scores
@@ -86,6 +97,12 @@ def train_vit_command(
             raise InputError("--validation belongs to --data: the built-in images bring their own.")
         members = [f"seed-{seed}/{one.name}" for seed in numbers for one in chosen]
         with terminal.training(members) as tell:
+
+            def progress(name: str, state: Progress) -> None:
+                tell(name, state.step, state.steps, state.loss, {}, state.seconds_left)
+                if board is not None:
+                    board.follow(name)
+
             run = train_vit(
                 output,
                 chosen,
@@ -100,7 +117,10 @@ def train_vit_command(
                 overwrite=overwrite,
                 command=["sinklab", *sys.argv[1:]],
                 score=sink_scores,
-                progress=lambda name, state: tell(name, state.step, state.steps, state.loss, {}, state.seconds_left),
+                progress=progress,
             )
+        for name in members if board is not None and run is not None else ():
+            assert board is not None
+            board.follow(name)
         if run is not None and os.environ.get("RANK", "0") == "0":
             print(run.path / "tables/training.csv")

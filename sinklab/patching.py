@@ -6,7 +6,7 @@ run.effects; run.table("effects"); run.table("causal_verdicts"); run.report()
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
@@ -69,7 +69,7 @@ def patch(
     Raises InputError and NotFoundError with a sentence before anything is written wherever that is possible.
     """
     from sinklab.interventions.branch_effects import choice_or_branches
-    from sinklab.interventions.options import PatchOptions
+    from sinklab.interventions.options import options_from
     from sinklab.sinks.ranks import ranks
 
     if options is not None and (chosen or isinstance(held_out, (int, float))):
@@ -78,7 +78,7 @@ def patch(
     share = isinstance(held_out, (int, float))
     folder = None if held_out is None or isinstance(held_out, (int, float)) else held_out
     if options is None:
-        options = _options(PatchOptions, chosen | ({"held_out": held_out} if share else {}))
+        options = options_from(chosen | ({"held_out": held_out} if share else {}))
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < 0:
         raise InputError(f"The number of workers is 0 or more, not {workers!r}.")
     if resume and overwrite:
@@ -91,20 +91,6 @@ def patch(
             opened.report()
         own.wait()
     return opened
-
-
-def _options(kind: type[PatchOptions], chosen: Mapping[str, Any]) -> PatchOptions:
-    from dataclasses import fields
-
-    unknown = sorted(chosen.keys() - {entry.name for entry in fields(kind)})
-    if unknown:
-        raise InputError(
-            f"patch has no option {unknown[0]!r}; it has {', '.join(entry.name for entry in fields(kind))}."
-        )
-    listed: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in chosen.items()
-    }
-    return kind(**listed)
 
 
 def _run(

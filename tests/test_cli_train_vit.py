@@ -60,6 +60,15 @@ def test_a_dry_run_writes_nothing_and_tells_what_it_saw(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_the_whole_vit_l_with_its_penalty_takes_steps_on_meta() -> None:
+    ended = in_process("train", "vit", "--config", "global-penalty-L", "--steps", "2", "--device", "meta")
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    assert (told["name"], told["steps"], told["terms"]) == ("global-penalty-L", 2, None)
+    assert round(told["parameters"]["backbone"] / 1e6, 2) == 306.47  # 303.28 and the pathway's 3.19
+    assert told["state_gib"] > 4 and 1 < told["saved_gib"] < 2  # an image in four views, in float32
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

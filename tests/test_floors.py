@@ -25,6 +25,8 @@ FLOORS = {
             "cli_train_vit",
             "cli_evaluate",
             "cli_compare",
+            "comparison",
+            "board",
             "__main__",
             "diagnosis",
             "patching",

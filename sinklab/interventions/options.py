@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -140,3 +140,15 @@ def _pairs(heads: Any) -> tuple[tuple[int, int], ...]:
         return tuple((int(index(layer)), int(index(head))) for layer, head in heads)
     except (TypeError, ValueError) as error:
         raise InputError(f"heads is a list of (layer, head) pairs like [(5, 3), (0, 2)], not {heads!r}.") from error
+
+
+def options_from(chosen: Mapping[str, Any]) -> PatchOptions:
+    """Options from fields by name; lists become tuples. Raises InputError for a name that is no field."""
+    known = [entry.name for entry in fields(PatchOptions)]
+    unknown = sorted(chosen.keys() - set(known))
+    if unknown:
+        raise InputError(f"patch has no option {unknown[0]!r}; it has {', '.join(known)}.")
+    listed: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in chosen.items()
+    }
+    return PatchOptions(**listed)

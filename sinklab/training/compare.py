@@ -37,8 +37,24 @@ def read_toy_results(run: Run) -> pd.DataFrame:
     return rows.rename(columns={"metric": "measure", "mean": "value"})[["arm", "seed", "measure", "value"]]
 
 
+VIT_MEASURES = ("probe_accuracy", "probe_loss")
+
+
+def read_vit_results(run: Run) -> pd.DataFrame:
+    """A vision transformer run's rows: the online probe's, where there is one, and attention's common-mode share,
+    averaged over blocks 1 and up."""
+    import pandas as pd
+
+    table = run.table("training")
+    probe = table[table["metric"].isin(VIT_MEASURES)].rename(columns={"metric": "measure"})
+    shares = table[(table["metric"] == "common_mode") & (table["layer"] > 0)]
+    mean = shares.groupby(["arm", "seed"], sort=False)["value"].mean().reset_index().assign(measure="common_mode")
+    return pd.concat([probe, mean], ignore_index=True)[["arm", "seed", "measure", "value"]]
+
+
 READERS: dict[str, Callable[[Run], pd.DataFrame]] = {
     "lm": read_lm_results,
+    "vit": read_vit_results,
     **dict.fromkeys(("nop", "nop-branch", "broadcast", "pathway"), read_toy_results),
 }
 

@@ -25,8 +25,9 @@ CLASSES = 1000
 def dry_run(config: ViTConfig, *, steps: int = 2, device: str = "cpu", images: int = 1) -> dict[str, Any]:
     """Train `steps` steps of `images` images (each in all of its views) and say what was seen.
 
-    Returns name, device, steps, parameters (of backbone, projector and probe), trained (how many of them were given a
-    gradient), state_gib, seconds a step, and the terms of the last loss (null on meta). Raises InputError for a loss
+    Returns name, device, steps, images, parameters (of backbone, projector and probe), state_gib, saved_gib (what
+    forward keeps for backward, of these images, in this precision), seconds a step, and the terms of the last loss
+    (null on meta). Raises InputError for a loss
     that is not finite or a parameter without a gradient.
     """
     where = torch.device(device)
@@ -40,9 +41,11 @@ def dry_run(config: ViTConfig, *, steps: int = 2, device: str = "cpu", images: i
     labels = torch.zeros(images, dtype=torch.long, device=where)
     terms: dict[str, torch.Tensor] = {}
     began = time.monotonic()
+    kept = Kept(model)
     for _ in range(steps):
         optimizer.zero_grad()
-        terms = model(views, labels, directions(config.projector_dim, config.slices, drawing, where))
+        with kept:
+            terms = model(views, labels, directions(config.projector_dim, config.slices, drawing, where))
         terms["total"].backward()  # type: ignore[no-untyped-call]
         if config.clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
@@ -62,6 +65,34 @@ def dry_run(config: ViTConfig, *, steps: int = 2, device: str = "cpu", images: i
         "images": images,
         "parameters": counts,
         "state_gib": round(16 * sum(counts.values()) / 2**30, 2),  # 4 bytes each: weight, gradient, two moments
+        "saved_gib": round(kept.bytes / 2**30, 4),
         "seconds_per_step": None if values is None else round((time.monotonic() - began) / steps, 3),
         "terms": values,
     }
+
+
+class Kept(torch.autograd.graph.saved_tensors_hooks):
+    """Within, counts the bytes that a forward keeps for backward: each storage once, weights left out."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        own = {id(parameter) for parameter in model.parameters()}
+        self.bytes = 0
+        self._seen: dict[int, Any] = {}
+
+        def keep(saved: torch.Tensor) -> torch.Tensor:
+            whole = saved if saved._base is None else saved._base  # views of one tensor are kept once
+            if id(whole) not in own and id(whole) not in self._seen:
+                self._seen[id(whole)] = whole  # held, so that no other tensor is given its number
+                self.bytes += whole.numel() * whole.element_size()
+            return saved
+
+        super().__init__(keep, lambda saved: saved)
+
+    def __enter__(self) -> Kept:  # type: ignore[override]
+        self.bytes, self._seen = 0, {}
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._seen = {}

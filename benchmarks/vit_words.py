@@ -1,0 +1,118 @@
+"""What docs/vision-training.md says of the study and of memory: from results/vit_study.json and vit_memory.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def study_text(result: dict[str, Any]) -> str:
+    """The study's table, the claims, and what the numbers rest on."""
+    about, variants = result["conditions"], result["over_seeds"]
+    config, seeds = about["config"], len(about["seeds"])
+    rules = list(next(iter(result["rows"]))["sinks_per_image"])
+    lines = [
+        "| variant | seeds | probe accuracy | common mode, blocks ≥ 1 | largest mean inflow of a head | largest inflow "
+        + "| "
+        + " | ".join(f"{rule}: NOP / broadcast / all" for rule in rules)
+        + " |",
+        "|---|---|---|---|---|---|" + "---|" * len(rules),
+    ]
+    for name, numbers in variants.items():
+        cells = [
+            f"`{name}`",
+            str(len(numbers["probe_accuracy"]["seeds"])),
+            _spread(numbers["probe_accuracy"], 3),
+            _spread(numbers["common_mode"], 3),
+            _spread(numbers["largest_mean_inflow"], 3),
+            f"{max(numbers['largest_inflow']['seeds']):.2f}",
+            *(_counts(numbers, rule) for rule in rules),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    steps = f"{about['steps']} steps of {config['batch']} images in {config['views']} views"
+    done = (
+        "" if result["complete"] else f" It is not finished: {len(result['rows'])} of {5 * seeds} trainings are in it."
+    )
+    lines += [
+        "",
+        f"Means over seeds, in brackets the least and the most. Each training is {steps}, drawn pictures of "
+        f"{config['image']} pixels, {about['images_seen']:,} of them seen, and is diagnosed on "
+        f"{about['diagnosed_images']} held-out ones. Counts are per image in blocks from 1 on, definition `counts`; "
+        "the largest inflow is over all images and seeds. Where 65 tokens attend to all alike, each has an inflow of "
+        f"{1 / 65:.3f}.{done}",
+        "",
+        *(f"- {sentence}" for sentence in claims(result)),
+        "",
+        verdict(result),
+    ]
+    return "\n".join(lines)
+
+
+def _spread(number: dict[str, Any], places: int) -> str:
+    mean, seeds = number["mean"], number["seeds"]
+    return f"{mean:.{places}f} ({min(seeds):.{places}f} to {max(seeds):.{places}f})"
+
+
+def _counts(numbers: dict[str, Any], rule: str) -> str:
+    means = [numbers[f"{rule} | counts | {name}"]["mean"] for name in ("nop", "broadcast", "all")]
+    return " / ".join(f"{mean:.2f}" for mean in means)
+
+
+def claims(result: dict[str, Any]) -> list[str]:
+    """Each claim of order with the seeds that show it, and the mean difference."""
+    told = []
+    for claim in result["compared"]:
+        gaps = claim["differences"]
+        if not gaps:
+            continue
+        mean = sum(gaps) / len(gaps)
+        told.append(
+            f"{claim['claim'][0].upper()}{claim['claim'][1:]}: on {claim['seeds_that_show_it']} of {len(gaps)} seeds "
+            f"(mean difference {mean:+.3f})."
+        )
+    return told
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """Whether there is a sink at all under the rules, in a sentence."""
+    variants = result["over_seeds"]
+    sunk = [name for name, numbers in variants.items() if numbers["relaxed | counts | all"]["mean"] > 0]
+    if sunk:
+        named = ", ".join(f"`{name}`" for name in sunk)
+        return f"Under the relaxed rule these variants have sinks at this scale: {named}."
+    largest = max(max(numbers["largest_inflow"]["seeds"]) for numbers in variants.values())
+    if not _none(variants, "strict"):
+        return f"No variant has a sink under the relaxed rule at this scale; the largest inflow is {largest:.2f}."
+    return (
+        "No variant has a single sink under the relaxed or the strict rule at this scale: the largest inflow of any "
+        f"key in any image is {largest:.2f}. So these trainings say nothing yet about the paper's order of sink "
+        "counts, for or against; what they can show is what the penalty does to the common mode."
+    )
+
+
+def _none(variants: dict[str, Any], rule: str) -> bool:
+    return all(numbers[f"{rule} | counts | all"]["mean"] == 0 for numbers in variants.values())
+
+
+def memory_text(result: dict[str, Any]) -> str:
+    """GiB a GPU, by variant, with and without checkpointing of blocks."""
+    images = result["images_per_gpu"]
+    lines = [
+        "| config | parameters, with projector and probe | weights, gradients, moments | kept for backward, an image | "
+        f"a GPU with {images} images | the same, checkpointed |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, one in result["variants"].items():
+        held = one["state_gib"] + one["copies_gib"]
+        whole, spared = (held + images * one[key] for key in ("image_gib", "image_checkpointed_gib"))
+        lines.append(
+            f"| `{name}` | {one['parameters'] / 1e6:.1f} M | {one['state_gib']:.1f} GiB | {one['image_gib']:.2f} GiB | "
+            f"{whole:.0f} GiB | {spared:.0f} GiB |"
+        )
+    lines += [
+        "",
+        f"{result['precision']}; an image is shown in four views; without torch.compile, which keeps less. The "
+        "bfloat16 copies of the weights are in the last two columns; DDP's buckets (4 bytes a parameter), the "
+        "allocator's slack and kernels' own room are not. `--set accumulate=4` keeps a quarter of the images at a "
+        "time, and `--fsdp` shares the third column out over the GPUs.",
+    ]
+    return "\n".join(lines)
