@@ -11,7 +11,6 @@ from sinklab.errors import InputError, NotFoundError, printable
 from sinklab.parts import forget_batches, read_parts
 from sinklab.run import RESULTS
 from sinklab.sinks.classify import SinkDefinition
-from sinklab.sinks.phase import PARTS as PHASE_PARTS
 from sinklab.sinks.rule import SinkRule
 
 if TYPE_CHECKING:
@@ -67,6 +66,8 @@ def retry_skipped(run: Run, images: InputList, transform: View, options: ScanOpt
                 again.add(batch)
         if again:
             forget_batches(part, again, options.batch_size)
+            from sinklab.sinks.phase import PARTS as PHASE_PARTS  # loads torch, which reading a run does without
+
             for beside in read_parts(run.path / PHASE_PARTS, run.config["fingerprint"]):
                 if again & set(beside.batches):
                     forget_batches(beside, again, options.batch_size)
