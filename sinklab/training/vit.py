@@ -17,6 +17,7 @@ from typing import Any
 from sinklab.data.procedural import ProceduralImages
 from sinklab.errors import InputError
 from sinklab.run import Run, library_versions
+from sinklab.settings import require_seeds
 from sinklab.training.checkpoint import save_model
 from sinklab.training.distributed import Ranks, together
 from sinklab.training.joined import first
@@ -103,8 +104,7 @@ def _require_different(configs: Sequence[ViTConfig], seeds: Sequence[int]) -> No
     names = [config.name for config in configs]
     if not names or len(set(names)) < len(names):
         raise InputError(f"A run trains different configs, one at least; {', '.join(names) or 'none'} came.")
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise InputError(f"Seeds are different numbers from 0 on; {list(seeds)} was given.")
+    require_seeds(seeds)
 
 
 def _pictures(config: ViTConfig, images: Pictures | None, validation: Pictures | None) -> tuple[Pictures, Pictures]:
