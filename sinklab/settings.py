@@ -170,9 +170,7 @@ def seed_numbers(text: str) -> list[int]:
         if last > LARGEST_SEED:
             raise InputError(f"A seed is a number from 0 to {LARGEST_SEED}, not {last}.")
         if last - first >= MOST_SEEDS:
-            raise InputError(
-                f"--seeds {part.strip()} are {last - first + 1:,} seeds; a run has {MOST_SEEDS:,} at most."
-            )
+            raise InputError(f"--seeds {part.strip()} are {last - first + 1:,} seeds; the most is {MOST_SEEDS:,}.")
         numbers += range(first, last + 1)
     require_seeds(numbers)
     return numbers

@@ -78,7 +78,7 @@ def test_a_trainings_report_can_be_drawn_again(tmp_path: Path) -> None:
         (["nop", "--set", "steps=99999999999999999999"], "steps is at most 1,000,000,000"),
         (["broadcast", "--set", "layers=5000"], "layers is at most 1,000; 5000 was given."),
         (["nop", "--seeds", "99999999999999999999"], "A seed is a number from 0 to 2147483647"),
-        (["nop", "--seeds", "0-2147483647"], "are 2,147,483,648 seeds; a run has 10,000 at most."),
+        (["nop", "--seeds", "0-2147483647"], "are 2,147,483,648 seeds; the most is 10,000."),
         (["nop", "--seeds", "1,1"], "Seeds are different numbers"),
         (["nop-branch", "--sweep", "damping", "--set", "dampings=0.5,0.50"], "dampings are different numbers"),
         (["nop-branch", "--sweep", "frequency", "--set", "frequencies=0.1,0.1"], "frequencies are different numbers"),

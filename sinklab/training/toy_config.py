@@ -60,9 +60,7 @@ class TrainConfig:
         if self.tokens < 3:
             raise InputError(f"A task needs three tokens at least; tokens={self.tokens} was given.")
         if self.dim < 2:
-            raise InputError(
-                "Tokens have two channels at least: of one, nothing is left to normalise; dim=1 was given."
-            )
+            raise InputError("Tokens have two channels at least, or LayerNorm leaves nothing of them; dim=1 was given.")
         if not self.lr > 0 or not self.weight_decay >= 0:
             raise InputError(f"lr is positive and weight_decay not negative; {self.lr} and {self.weight_decay} came.")
         for name in ("warmup", "decay"):
