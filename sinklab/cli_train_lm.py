@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from enum import StrEnum
@@ -123,6 +124,6 @@ def _shares(text: str) -> list[float]:
         shares = [float(part) for part in text.replace("/", ",").split(",")]
     except ValueError:
         shares = []
-    if len(shares) != 3 or min(shares) <= 0:
+    if len(shares) != 3 or not all(0 < share < math.inf for share in shares):
         raise InputError(f"--split is three positive shares like 90,5,5, not {text!r}.")
     return shares

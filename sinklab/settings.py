@@ -6,13 +6,23 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from sinklab.errors import InputError
 
+LARGEST_SEED = 2**31 - 1
+"""Tables, and the generators of every library, hold it."""
+MOST_SEEDS = 10_000
+LARGEST_SIZE = 1 << 20
+"""Of a tensor's side: three of them multiplied are still a number of bytes."""
+LARGEST_COUNT = 10**9
+COUNTS = ("steps", "_every", "epochs", "sample", "windows", "procedural", "_images", "_batches")
+"""Ends of the names of what is counted one after the other and no tensor's side."""
+DEEPEST_MODEL = 1000
 OF = {"model": "the model's", "images": "the images'"}
 """Groups of settings, and how a person says whose they are."""
 
@@ -153,8 +163,47 @@ def seed_numbers(text: str) -> list[int]:
     """Seeds from text like "0-4" or "0,2,5". Raises InputError for anything else."""
     numbers: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        match = re.fullmatch(r"\s*(\d{1,100})\s*(?:-\s*(\d{1,100})\s*)?", part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise InputError(f"--seeds is like 0-4 or 0,2,5, not {text!r}.")
-        numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last > LARGEST_SEED:
+            raise InputError(f"A seed is a number from 0 to {LARGEST_SEED}, not {last}.")
+        if last - first >= MOST_SEEDS:
+            raise InputError(f"--seeds {part.strip()} are {last - first + 1:,} seeds; the most is {MOST_SEEDS:,}.")
+        numbers += range(first, last + 1)
+    require_seeds(numbers)
     return numbers
+
+
+def require_seeds(seeds: Sequence[int]) -> None:
+    """Raises InputError unless these are one or more different seeds."""
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise InputError(f"Seeds are different numbers from 0 on; {list(seeds)} was given.")
+    if max(seeds) > LARGEST_SEED:
+        raise InputError(f"A seed is a number from 0 to {LARGEST_SEED}, not {max(seeds)}.")
+
+
+def require_numbers(config: Any, may_be_zero: Collection[str] = ()) -> None:
+    """Raises InputError unless every number in a dataclass is finite, and every whole one neither below 1 nor absurd.
+
+    Whole numbers in `may_be_zero` start at 0.
+    """
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, float) and not math.isfinite(one):
+                raise InputError(f"{entry.name} is a finite number, not {one}.")
+            if not isinstance(one, int) or isinstance(one, bool):
+                continue
+            least = int(entry.name not in may_be_zero)
+            if one < least:
+                raise InputError(f"{entry.name} is a number from {least} on; {one} was given.")
+            if one > (most := _largest(entry.name)):
+                raise InputError(f"{entry.name} is at most {most:,}; {one} was given.")
+
+
+def _largest(name: str) -> int:
+    if name in ("layers", "depth"):
+        return DEEPEST_MODEL
+    return LARGEST_COUNT if name.endswith(COUNTS) else LARGEST_SIZE

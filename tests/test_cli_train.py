@@ -68,12 +68,28 @@ def test_a_trainings_report_can_be_drawn_again(tmp_path: Path) -> None:
         (["nop", "--sweep", "damping"], "--sweep is frequency or damping, of nop-branch"),
         (["nop", "--resume", "--overwrite"], "give one of them"),
         (["nop", "--device", "abacus"], "--device is auto, cpu"),
+        (["nop", "--set", "dim=1"], "Tokens have two channels at least"),
+        (["nop", "--set", "lr=inf"], "lr is a finite number, not inf."),
+        (["nop", "--set", "weight_decay=nan"], "weight_decay is a finite number, not nan."),
+        (["nop-branch", "--set", "threshold=nan"], "threshold is a finite number, not nan."),
+        (["nop-branch", "--set", "frequencies=0.1,nan"], "frequencies is a finite number, not nan."),
+        (["pathway", "--set", "penalty=nan"], "penalty is a finite number, not nan."),
+        (["nop", "--set", "batch=99999999999999999999"], "batch is at most 1,048,576; 99999999999999999999 was given."),
+        (["nop", "--set", "steps=99999999999999999999"], "steps is at most 1,000,000,000"),
+        (["broadcast", "--set", "layers=5000"], "layers is at most 1,000; 5000 was given."),
+        (["nop", "--seeds", "99999999999999999999"], "A seed is a number from 0 to 2147483647"),
+        (["nop", "--seeds", "0-2147483647"], "are 2,147,483,648 seeds; the most is 10,000."),
+        (["nop", "--seeds", "1,1"], "Seeds are different numbers"),
+        (["nop-branch", "--sweep", "damping", "--set", "dampings=0.5,0.50"], "dampings are different numbers"),
+        (["nop-branch", "--sweep", "frequency", "--set", "frequencies=0.1,0.1"], "frequencies are different numbers"),
+        (["vit", "--set", "batch=99999999999999999999"], "batch is at most 1,048,576"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_sentence_and_no_folder(
     tmp_path: Path, words: list[str], sentence: str
 ) -> None:
-    ended = in_process("train", *words, *SMALL, "-o", tmp_path / "run")
+    small = [] if words[0] == "vit" else SMALL
+    ended = in_process("train", words[0], *small, *words[1:], "-o", tmp_path / "run")
     assert ended.returncode == 2
     assert sentence in ended.stderr and "Traceback" not in ended.stderr
     assert not (tmp_path / "run").exists()

@@ -186,7 +186,9 @@ def open_text(source: str | Path, *, vocabulary: str = "observed", shares: Seque
     """
     if vocabulary not in VOCABULARIES:
         raise InputError(f"The vocabulary is {' or '.join(VOCABULARIES)}, not {vocabulary!r}.")
-    if len(shares) != 3 or min(shares) <= 0:
+    if not str(source).strip():
+        raise InputError("A text has a name that is not empty: stdlib, enwik8=PATH, a file or a folder.")
+    if len(shares) != 3 or not all(0 < share < np.inf for share in shares):
         raise InputError(f"A text is split by three positive shares, such as 90,5,5; {list(shares)} was given.")
     kind, equals, path = str(source).partition("=")
     given: Sequence[int] | None = None
@@ -205,7 +207,7 @@ def open_text(source: str | Path, *, vocabulary: str = "observed", shares: Seque
     else:
         name, content = Path(source).name, _mapped(Path(source))
     if not len(content):
-        raise InputError(f"{source} is empty: there is nothing to learn from it.")
+        raise InputError(f"{source} is empty: there is nothing in it to read.")
     counts = sum((np.bincount(chunk, minlength=256) for chunk in _chunks(content)), np.zeros(256, dtype=np.int64))
     notes: tuple[str, ...] = ()
     if counts[0]:
@@ -230,7 +232,7 @@ def _mapped(path: Path) -> NDArray[np.uint8]:
     if not path.is_file():
         raise NotFoundError(f"There is no text {path}: --text takes stdlib, enwik8=PATH, a file or a folder.")
     if not path.stat().st_size:
-        raise InputError(f"{path} is empty: there is nothing to learn from it.")
+        raise InputError(f"{path} is empty: there is nothing in it to read.")
     return np.memmap(path, dtype=np.uint8, mode="r")
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from sinklab.errors import InputError, NotFoundError
+from sinklab.settings import require_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +38,9 @@ class LanguageModelConfig:
     """The slowest rate turns by about 1/base a token."""
 
     def __post_init__(self) -> None:
+        require_numbers(self)
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-                raise InputError(f"{entry.name} is a number from 1 on; {value} was given.")
             if entry.name in self.choices and value not in self.choices[entry.name]:
                 raise InputError(f"{entry.name} is {' or '.join(self.choices[entry.name])}, not {value!r}.")
         if self.rope_base <= 1:

@@ -66,15 +66,20 @@ def arm_names(arms: Sequence[str], points: Mapping[str, float] | None, sign: str
     if not points:
         return {arm: arm_name(arm) for arm in arms}
     step = -(-len(arms) // LEGEND)
+    digits = 3
+    while len({f"{points[arm]:.{digits}g}" for arm in arms}) < len(arms) and digits < 17:
+        digits += 1  # neighbours that lie close together are told apart
     return {
-        arm: f"{sign} = {points[arm]:.3g}" for place, arm in enumerate(arms) if place % step == 0 or arm == arms[-1]
+        arm: f"{sign} = {points[arm]:.{digits}g}"
+        for place, arm in enumerate(arms)
+        if place % step == 0 or arm == arms[-1]
     }
 
 
 def arm_name(arm: str) -> str:
     """An arm in words; of a sweep's, its point: "γ = 0.1"."""
     sign, _, value = arm.partition("=")
-    return f"{'γ' if sign == 'gamma' else sign} = {float(value):g}" if value else ARM_NAME.get(arm, arm)
+    return f"{'γ' if sign == 'gamma' else sign} = {float(value):.10g}" if value else ARM_NAME.get(arm, arm)
 
 
 def sweep_points(curves: pd.DataFrame) -> dict[str, float]:

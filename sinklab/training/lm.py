@@ -7,11 +7,9 @@ each with a .json of what made them, sample.txt and evaluation.json; `lm_tables`
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,20 +18,32 @@ import torch
 
 from sinklab.data.text import Text, open_text
 from sinklab.data.toy import generator_for
+from sinklab.errors import InputError, NotFoundError
 from sinklab.models.generation import generate
-from sinklab.run import Run, library_versions
+from sinklab.models.lm_file import read_lm
+from sinklab.run import Run, library_versions, plain
 from sinklab.training.checkpoint import save_model
 from sinklab.training.distributed import Ranks, together
+from sinklab.training.finished import (
+    begun_status,
+    damaged,
+    is_number_or_none,
+    reach,
+    read_evaluation_file,
+    whole_weights,
+)
 from sinklab.training.lm_config import LMConfig, LMMember, lm_members
 from sinklab.training.lm_measure import bits_per_byte
-from sinklab.training.lm_recipe import Keeper, build_recipe
+from sinklab.training.lm_recipe import Keeper, Kept, build_recipe, saved_settings
 from sinklab.training.lm_tables import CURVES, chosen_points, curve_rows, differences_table, points_table
-from sinklab.training.loop import METRICS, Diverged, Progress, train
+from sinklab.training.loop import CHECKPOINT, METRICS, Diverged, Progress, read_metrics, train
 
 FOLDER = "training"
 PROMPT = 16
 """Bytes of the validation split that a sample goes on from."""
 TEMPERATURE = 0.8
+NUMBERS = ("parameters", "train_bpc", "validation_bpc", "test_bpc")
+"""What every evaluation has."""
 
 
 def train_lm(
@@ -72,7 +82,7 @@ def train_lm(
     with together(device) as (ranks, here), _joined(path, settings, ranks, resume, overwrite) as run:
         if ranks.first:
             run.update(
-                status="running",
+                status=begun_status(run),
                 command=list(command),
                 purpose="training",
                 versions=library_versions(["sinklab", "torch"]),
@@ -83,7 +93,7 @@ def train_lm(
             )
         for member in trained:
             # asked before the first process may write it: all processes must answer alike
-            finished = ranks.any((run.path / FOLDER / member.name / "evaluation.json").is_file())
+            finished = ranks.any(ranks.first and _is_finished(run, member, read, may_diverge=sweep is not None))
             if not finished:
                 try:
                     _train_member(run, member, read, here, ranks, compile, resume, progress)
@@ -125,8 +135,11 @@ def _train_member(
     folder, config = run.path / FOLDER / member.name, member.config
     recipe = build_recipe(member, text, folder, device, compile=compile, ranks=ranks)
     assert isinstance(recipe.score, Keeper)
-    if ranks.first and not (folder / "checkpoint.safetensors").is_file():
+    if ranks.first and resume and (folder / CHECKPOINT).is_file():
+        recipe.score.mend(recipe, member.name)
+    elif ranks.first:
         recipe.score.forget()
+    ranks.wait()  # until it is decided whether there is a checkpoint to go on from
     started, begun = time.monotonic(), [0]
 
     def told(state: Progress) -> None:
@@ -144,34 +157,54 @@ def _train_member(
     if ranks.first:
         save_model(folder / "last.safetensors", recipe.model, {**recipe.score.about, "step": config.steps})
     ranks.wait()
-    found |= _evaluate(recipe.model, text, folder, config, ranks)
+    kept = recipe.score.kept()
+    if kept is None:
+        raise Diverged(f"{member.name} never had a finite number of bits on the validation split: it has diverged.")
+    found |= _evaluate(recipe.model, text, kept, config, ranks)
     if not ranks.first:
         return
     pace = (config.steps - begun[0]) * config.batch * config.context / seconds
     timings = {"train_seconds": seconds, "tokens_per_second": pace if begun[0] < config.steps else None}
     run.update(timings={**run.config.get("timings", {}), member.name: timings})
     run.write_bytes(f"{FOLDER}/{member.name}/sample.txt", sample(recipe.model, text, member))
-    for ending in (".safetensors", ".json"):
-        with suppress(FileNotFoundError):
-            os.replace(folder / f"best{ending}", folder / f"model{ending}")
+    os.replace(kept.weights, folder / "model.safetensors")
+    os.replace(kept.about, folder / "model.json")
     run.write_json(f"{FOLDER}/{member.name}/evaluation.json", found)  # last: with it the member is finished
 
 
 def _record_divergence(run: Run, member: LMMember, words: str, ranks: Ranks) -> None:
     if ranks.first:
         run.update(notes=[*run.config.get("notes", []), f"{member.name}: {words}"])
-        nothing = dict.fromkeys(("parameters", "train_bpc", "validation_bpc", "test_bpc"))
+        nothing = dict.fromkeys(NUMBERS)
         run.write_json(f"{FOLDER}/{member.name}/evaluation.json", nothing)
 
 
-def _evaluate(model: Any, text: Text, folder: Path, config: LMConfig, ranks: Ranks) -> dict[str, Any]:
+def _is_finished(run: Run, member: LMMember, text: Text, *, may_diverge: bool) -> bool:
+    """Whether all that it leaves is there and whole, and is this member's; of one that diverged, that it did."""
+    folder = run.path / FOLDER / member.name
+    try:
+        if read_lm_evaluation(run, member.name)["validation_bpc"] is None:
+            return may_diverge
+        saved = read_lm(folder / "model.safetensors").saved
+    except (InputError, NotFoundError):
+        return False
+    settings = plain(saved_settings(member, text))
+    return (
+        {name: saved.get(name) for name in settings} == settings
+        and reach(read_metrics(folder / METRICS), member.config.steps)
+        and whole_weights(folder / "last.safetensors")
+        and (folder / "last.json").is_file()
+        and (folder / "sample.txt").is_file()
+    )
+
+
+def _evaluate(model: Any, text: Text, kept: Kept, config: LMConfig, ranks: Ranks) -> dict[str, Any]:
     """The best weights' bits a byte on validation and test; the model has these weights afterwards."""
     from safetensors.torch import load_file
 
-    kept = folder / ("best.safetensors" if (folder / "best.safetensors").is_file() else "model.safetensors")
-    model.load_state_dict(load_file(kept))
+    model.load_state_dict(load_file(kept.weights))
     model.eval()
-    found: dict[str, Any] = {"best_step": json.loads(kept.with_suffix(".json").read_text())["step"]}
+    found: dict[str, Any] = {"best_step": kept.said["step"]}
     for split in ("validation", "test"):
         bits = bits_per_byte(
             model,
@@ -203,8 +236,14 @@ def sample(model: Any, text: Text, member: LMMember) -> bytes:
 
 
 def read_lm_evaluation(run: Run, member: str) -> dict[str, Any]:
-    """What `evaluation.json` of a finished member holds."""
-    found: dict[str, Any] = json.loads((run.path / FOLDER / member / "evaluation.json").read_text(encoding="utf-8"))
+    """What `evaluation.json` of a finished member holds; of one that diverged, None for every number.
+
+    Raises NotFoundError before it is done, InputError where the file is damaged.
+    """
+    path = run.path / FOLDER / member / "evaluation.json"
+    found = read_evaluation_file(path)
+    if not isinstance(found, dict) or not all(name in found and is_number_or_none(found[name]) for name in NUMBERS):
+        raise damaged(path)
     return found
 
 

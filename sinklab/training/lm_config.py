@@ -18,6 +18,7 @@ from typing import Any
 
 from sinklab.errors import InputError
 from sinklab.models.lm_config import SIZES, Config, config_from, named
+from sinklab.settings import require_numbers, require_seeds
 from sinklab.training.changes import changed
 
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
@@ -67,10 +68,7 @@ class LMConfig:
     """Steps between checkpoints; stopping writes one too."""
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-                raise InputError(f"{entry.name} is a number from 1 on; {value} was given.")
+        require_numbers(self)
         if not self.lr > 0 or not self.weight_decay >= 0 or not self.clip > 0:
             raise InputError(
                 "lr and clip are positive and weight_decay not negative; "
@@ -171,8 +169,7 @@ class LMMember:
 
 def lm_members(configs: Sequence[LMConfig], seeds: Sequence[int], sweep: str | None = None) -> list[LMMember]:
     """Every training of a run, seeds first. Raises InputError for a sweep, seeds or configs that cannot be."""
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise InputError(f"Seeds are different numbers from 0 on; {list(seeds)} was given.")
+    require_seeds(seeds)
     names = [config.name for config in configs]
     if not names or len(set(names)) < len(names):
         raise InputError(f"A run trains one or more different models; {', '.join(names) or 'none'} was asked for.")

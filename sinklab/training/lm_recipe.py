@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ from sinklab.data.text import Text, Windows
 from sinklab.data.toy import generator_for
 from sinklab.models.lm_file import FORMAT, build_lm
 from sinklab.run import fingerprint
-from sinklab.training.checkpoint import save_model
+from sinklab.training.checkpoint import load_checkpoint, save_model
 from sinklab.training.distributed import Ranks
+from sinklab.training.finished import read_metrics, said_of_weights, steps_done, whole_weights
 from sinklab.training.lm_config import LMConfig, LMMember
 from sinklab.training.lm_measure import quick_bits
-from sinklab.training.loop import Recipe
+from sinklab.training.loop import CHECKPOINT, METRICS, Recipe
 
 
 def build_model(config: LMConfig, symbols: int, seed: int) -> Any:
@@ -47,6 +48,17 @@ def build_optimizer(model: torch.nn.Module, config: LMConfig) -> torch.optim.Ada
 
 
 @dataclass(frozen=True, kw_only=True)
+class Kept:
+    """The best weights so far."""
+
+    weights: Path
+    about: Path
+    """Their .json."""
+    said: dict[str, Any]
+    """What is in it: the settings, "step" and "validation"."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Keeper:
     """Looks at the validation split now and then, and keeps the best weights in `folder`."""
 
@@ -60,18 +72,59 @@ class Keeper:
     def __call__(self, done: int) -> dict[str, float]:
         bits = quick_bits(self.model, self.windows, batch=self.batch, ranks=self.ranks)
         if self.ranks.first and bits < self.best() and math.isfinite(bits):
-            save_model(self.folder / "best.safetensors", self.model, {**self.about, "step": done, "validation": bits})
+            self._save(done, bits)
         return {"validation": bits}
+
+    def _save(self, done: int, bits: float) -> None:
+        save_model(self.folder / "best.safetensors", self.model, {**self.about, "step": done, "validation": bits})
 
     def best(self) -> float:
         """The validation split's bits a byte with the weights that are kept."""
-        path = self.folder / "best.json"
-        return float(json.loads(path.read_text())["validation"]) if path.is_file() else math.inf
+        kept = self.kept()
+        return math.inf if kept is None else float(kept.said["validation"])
+
+    def kept(self) -> Kept | None:
+        """The best weights; None where none are whole. They are called model.* once they are evaluated.
+
+        A kill may come when the weights have their last name and their .json has not.
+        """
+        shapes = {name: tuple(value.shape) for name, value in self.model.state_dict().items()}
+        for weights, about in (("best", "best"), ("model", "model"), ("model", "best")):
+            said = said_of_weights(self.folder / f"{about}.json", self.about)
+            numbers = said is not None and type(said.get("step")) is int and type(said.get("validation")) is float
+            path = self.folder / f"{weights}.safetensors"
+            if said is not None and numbers and whole_weights(path, shapes):
+                return Kept(weights=path, about=self.folder / f"{about}.json", said=said)
+        return None
 
     def forget(self) -> None:
-        """Remove what an earlier training left."""
-        for ending in (".safetensors", ".json"):
-            self.folder.joinpath("best").with_suffix(ending).unlink(missing_ok=True)
+        """Remove what an earlier training left, its checkpoint too."""
+        for name in ("best", "model"):
+            for ending in (".safetensors", ".json"):
+                self.folder.joinpath(name).with_suffix(ending).unlink(missing_ok=True)
+        self.folder.joinpath(CHECKPOINT).unlink(missing_ok=True)
+
+    def mend(self, recipe: Recipe, name: str) -> None:
+        """Before a checkpoint is gone on from: see to it that the best weights until then are there.
+
+        Lost ones are the checkpoint's, or come from training anew, which a warning says.
+        """
+        done = steps_done(self.folder / CHECKPOINT)
+        seen = [line for line in read_metrics(self.folder / METRICS) if line["step"] <= done]
+        looks = [(line["validation"], line["step"]) for line in seen if type(line.get("validation")) is float]
+        looks = [look for look in looks if math.isfinite(look[0])]
+        if not looks or self.best() <= min(looks)[0]:
+            return
+        bits, step = min(looks)
+        if step == done:
+            load_checkpoint(self.folder / CHECKPOINT, recipe)
+            self._save(done, bits)
+            return
+        warnings.warn(
+            f"The best weights of {name}, those after {step} steps, are lost: it is trained again from its beginning.",
+            stacklevel=2,
+        )
+        self.forget()
 
 
 def build_recipe(

@@ -53,6 +53,8 @@ def curve_rows(metrics: Path, member: str, seed: int, config: str, lr: float) ->
             told = json.loads(line)
         except ValueError:
             return
+        if not isinstance(told, dict) or type(told.get("step")) is not int:
+            return
         yield {
             "member": member, "seed": seed, "config": config, "lr": lr, "step": int(told["step"]),
             "train_bpc": told.get("bpc"), "validation_bpc": told.get("validation"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import threading
 import time
@@ -25,9 +26,11 @@ from sinklab.atomic import atomically
 from sinklab.errors import InputError
 from sinklab.training.checkpoint import load_checkpoint, save_checkpoint
 from sinklab.training.distributed import Ranks
+from sinklab.training.finished import reach, read_metrics
 
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
+__all__ = ["CHECKPOINT", "METRICS", "Diverged", "Progress", "Recipe", "Stopped", "read_metrics", "train"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +117,7 @@ def train(
     """
     done = load_checkpoint(folder / CHECKPOINT, recipe) if resume and (folder / CHECKPOINT).is_file() else 0
     recipe.ranks.wait()  # every process has read the checkpoint before the first writes again
-    metrics = _Metrics(folder / METRICS, done, silent=not recipe.ranks.first)
+    metrics = _Metrics(folder / METRICS, recipe, done)
     end = min(recipe.steps, recipe.steps if until is None else until)
     rates = [group.get("initial_lr", group["lr"]) for group in recipe.optimizer.param_groups]
     loss_of: Callable[[Any], Mapping[str, Tensor]] = torch.compile(recipe.loss) if recipe.compile else recipe.loss
@@ -175,16 +178,23 @@ def _progress(recipe: Recipe, done: int, metrics: _Metrics, left: float) -> Prog
 class _Metrics:
     """metrics.jsonl: one line a recorded step, none twice. Lines after the checkpoint are dropped on resuming."""
 
-    def __init__(self, path: Path, done: int, *, silent: bool = False) -> None:
+    def __init__(self, path: Path, recipe: Recipe, done: int) -> None:
+        """Raises InputError where lines are missing that the checkpoint's steps had."""
         self.last: dict[str, float] = {}
         self.score: dict[str, float] = {}
         self._scored = 0
         self._path, self._waiting = path, []  # type: tuple[Path, list[str]]
-        self._silent = silent
-        kept = [line for line in read_metrics(path) if line["step"] <= done] if done and path.is_file() else []
+        self._silent = not recipe.ranks.first
+        kept = [line for line in read_metrics(path) if line["step"] <= done] if done else []
+        due = done if done == recipe.steps else done - done % recipe.record_every
+        if due and not reach(kept, due):
+            raise InputError(
+                f"{path} has lost the line of step {due}, and the checkpoint beside it is past that: put it back, or "
+                f"remove {path.parent}, and --resume trains that model from its beginning."
+            )
         if kept:
             self.last = kept[-1]
-        if silent:
+        if self._silent:
             return
         with atomically(path) as stream:
             stream.write("".join(json.dumps(line) + "\n" for line in kept).encode())
@@ -217,18 +227,9 @@ class _Metrics:
         if self._waiting and not self._silent:
             with self._path.open("a", encoding="utf-8") as stream:
                 stream.write("".join(line + "\n" for line in self._waiting))
+                stream.flush()
+                os.fsync(stream.fileno())  # a checkpoint is never ahead of its metrics, even after a power cut
         self._waiting = []
-
-
-def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The lines of a metrics.jsonl; a last line that a kill cut short is left out."""
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            break
-    return lines
 
 
 @contextmanager

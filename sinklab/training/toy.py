@@ -8,7 +8,6 @@ report draws (`toy_tables`, `toy_views`). `load_toy` reads a model back.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,9 +23,10 @@ from sinklab.errors import InputError, NotFoundError
 from sinklab.models.pathway import broadcast_penalty
 from sinklab.models.toy import ToyModel, build_toy
 from sinklab.models.toy_file import FORMAT, read_toy
-from sinklab.run import Run, fingerprint, library_versions
+from sinklab.run import Run, fingerprint, library_versions, plain
 from sinklab.training.budget import budget
 from sinklab.training.checkpoint import save_model
+from sinklab.training.finished import begun_status, reach, read_rows
 from sinklab.training.loop import METRICS, Progress, Recipe, read_metrics, train
 from sinklab.training.toy_config import (
     Member,
@@ -143,7 +143,7 @@ def train_toy(
     }
     with _full_precision(), Run.create(path, settings=settings, overwrite=overwrite, resume=resume) as run:
         run.update(
-            status="running",
+            status=begun_status(run),
             command=list(command),
             purpose="training",
             versions=library_versions(["sinklab", "torch"]),
@@ -154,7 +154,7 @@ def train_toy(
             first_weights={member.name: first_weights(member) for member in trained},
         )
         for member in trained:
-            if not (run.path / FOLDER / member.name / "evaluation.json").is_file():
+            if not _is_finished(run, member):
                 _train_member(run, member, device, compile, resume, progress)
         _write_tables(run, config.kind, trained, sweep)
         run.update(status="complete")
@@ -179,6 +179,18 @@ def first_weights(member: Member) -> str:
         if ".pathway." not in name:
             digest.update(name.encode() + value.numpy().tobytes())
     return digest.hexdigest()
+
+
+def _is_finished(run: Run, member: Member) -> bool:
+    """Whether its evaluation, its metrics and its weights are there and whole, and are this member's."""
+    folder, settings = run.path / FOLDER / member.name, _saved_settings(member)
+    try:
+        read_evaluation(run, member.name)
+        _, saved = read_toy(folder / "model.safetensors")
+    except (InputError, NotFoundError):
+        return False
+    described = {name: saved.get(name) for name in settings} == plain(settings) and "signature" in saved
+    return described and reach(read_metrics(folder / METRICS), member.config.steps)
 
 
 def _train_member(
@@ -211,11 +223,12 @@ def _train_member(
 
 
 def read_evaluation(run: Run, member: str) -> list[dict[str, Any]]:
-    """`toy_measure.evaluate`'s rows for one member, named as in run.json. Raises NotFoundError before it is done."""
+    """`toy_measure.evaluate`'s rows for one member, named as in run.json.
+
+    Raises NotFoundError before it is done, InputError where its file is damaged.
+    """
     path = run.path / FOLDER / member / "evaluation.json"
-    if not path.is_file():
-        raise NotFoundError(f"{member} of the run {run.path} has not been evaluated: its training is not finished.")
-    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    rows = read_rows(path, ("edit", "metric"), ("layer", "mean", "sem"))
     return [{**row, "mean": float("nan") if row["mean"] is None else row["mean"]} for row in rows]
 
 
@@ -249,8 +262,14 @@ def load_toy(path: str | Path) -> TrainedToy:
     name a task that this version draws differently.
     """
     model, saved = read_toy(path)
-    config = config_from(saved["kind"], saved["config"])
-    task = build_task(config, saved["seed"])
-    if not all(abs(a - b) < 1e-3 for a, b in zip(saved["signature"], task.signature(), strict=True)):
+    try:
+        config = config_from(saved["kind"], saved["config"])
+        task = build_task(config, saved["seed"])
+        same = all(abs(a - b) < 1e-3 for a, b in zip(saved["signature"], task.signature(), strict=True))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"The .json of {path} does not say which task it was trained on.") from error
+    if not same:
         raise InputError(f"{path} was trained on a task that this version of sinklab and torch draws differently.")
     return TrainedToy(model=model, task=task, config=config, arm=saved["arm"], seed=saved["seed"])

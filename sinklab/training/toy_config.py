@@ -12,6 +12,7 @@ from statistics import NormalDist
 from typing import Any, ClassVar
 
 from sinklab.errors import InputError, NotFoundError
+from sinklab.settings import require_numbers, require_seeds
 from sinklab.training.changes import changed
 
 ARMS = ("attention", "global", "global+penalty", "global-uniform", "global-uniform+penalty")
@@ -55,12 +56,11 @@ class TrainConfig:
     """Sequences in each of them."""
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
-                raise InputError(f"{entry.name} is a number from 1 on; {value} was given.")
+        require_numbers(self)
         if self.tokens < 3:
             raise InputError(f"A task needs three tokens at least; tokens={self.tokens} was given.")
+        if self.dim < 2:
+            raise InputError("Tokens have two channels at least, or LayerNorm leaves nothing of them; dim=1 was given.")
         if not self.lr > 0 or not self.weight_decay >= 0:
             raise InputError(f"lr is positive and weight_decay not negative; {self.lr} and {self.weight_decay} came.")
         for name in ("warmup", "decay"):
@@ -123,6 +123,10 @@ class NopBranchConfig(TrainConfig):
             raise InputError(f"The damping lies in [0, 1]; {self.damping} and {self.dampings} were given.")
         if any(not 0 < value < 1 for value in self.frequencies):
             raise InputError(f"Frequencies lie strictly between 0 and 1; {self.frequencies} were given.")
+        for name in ("frequencies", "dampings"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise InputError(f"{name} are different numbers, a model each; {', '.join(map(str, values))} came.")
 
     def arms(self) -> tuple[str, ...]:
         return (self.kind, UNFLAGGED) if self.beside and self.threshold < NEVER else (self.kind,)
@@ -257,8 +261,7 @@ class Member:
 
 def members(config: TrainConfig, seeds: Sequence[int], sweep: str | None = None) -> list[Member]:
     """Every training of a run, seeds first. Raises InputError for a sweep or seeds that cannot be."""
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise InputError(f"Seeds are different numbers from 0 on; {list(seeds)} was given.")
+    require_seeds(seeds)
     varied: list[tuple[str, TrainConfig]] = [(arm, config.of_arm(arm)) for arm in config.arms()]
     if sweep is not None:
         if not isinstance(config, NopBranchConfig) or sweep not in SWEEPS:
@@ -269,11 +272,20 @@ def members(config: TrainConfig, seeds: Sequence[int], sweep: str | None = None)
 
 def _swept(config: NopBranchConfig, sweep: str) -> list[tuple[str, TrainConfig]]:
     if sweep == "damping":
-        return [(f"gamma={value:g}", replace(config, damping=value)) for value in config.dampings]
+        written = told_apart(config.dampings, "g", 6)
+        return [(f"gamma={text}", replace(config, damping=g)) for g, text in zip(config.dampings, written, strict=True)]
+    written = told_apart(config.frequencies, "f", 3)
     return [
-        (f"p={p:.3f}", replace(config, threshold=threshold_for(p), steps=config.frequency_steps))
-        for p in config.frequencies
+        (f"p={text}", replace(config, threshold=threshold_for(p), steps=config.frequency_steps))
+        for p, text in zip(config.frequencies, written, strict=True)
     ]
+
+
+def told_apart(values: Sequence[float], kind: str, digits: int) -> list[str]:
+    """Numbers as text, with so many digits (of format `kind`) or as many more as it takes that no two are alike."""
+    while len(set(written := [f"{value:.{digits}{kind}}" for value in values])) < len(set(values)):
+        digits += 1
+    return written
 
 
 def threshold_for(frequency: float) -> float:

@@ -7,7 +7,6 @@ best.safetensors and epoch-EEEE.safetensors alike, and evaluation.json; tables/t
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -15,12 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from sinklab.data.procedural import ProceduralImages
-from sinklab.errors import InputError
+from sinklab.errors import InputError, NotFoundError
 from sinklab.run import Run, library_versions
+from sinklab.settings import require_seeds
 from sinklab.training.checkpoint import save_model
 from sinklab.training.distributed import Ranks, together
+from sinklab.training.finished import (
+    begun_status,
+    reach,
+    read_rows,
+    said_of_weights,
+    steps_done,
+    whole_weights,
+)
 from sinklab.training.joined import first
-from sinklab.training.loop import Progress, train
+from sinklab.training.loop import CHECKPOINT, METRICS, Progress, read_metrics, train
 from sinklab.training.vit_config import ViTConfig
 from sinklab.training.vit_evaluate import Score
 from sinklab.training.vit_feed import Pictures
@@ -87,7 +95,7 @@ def train_vit(
             if run is not None:
                 _begin(run, members, ranks, command)
             for member in members:
-                if not ranks.any((member.folder / "evaluation.json").is_file()):
+                if not ranks.any(ranks.first and _is_finished(member)):
                     _train_member(run, member, resume, progress)
             if run is not None:
                 _write_table(run, members)
@@ -103,8 +111,7 @@ def _require_different(configs: Sequence[ViTConfig], seeds: Sequence[int]) -> No
     names = [config.name for config in configs]
     if not names or len(set(names)) < len(names):
         raise InputError(f"A run trains different configs, one at least; {', '.join(names) or 'none'} came.")
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise InputError(f"Seeds are different numbers from 0 on; {list(seeds)} was given.")
+    require_seeds(seeds)
 
 
 def _pictures(config: ViTConfig, images: Pictures | None, validation: Pictures | None) -> tuple[Pictures, Pictures]:
@@ -125,7 +132,7 @@ def _begin(run: Run, members: Sequence[Member], ranks: Ranks, command: Sequence[
             "same; what drop path leaves out is drawn anew, and sums are taken in another order."
         )
     run.update(
-        status="running",
+        status=begun_status(run),
         command=list(command),
         purpose="training",
         versions=library_versions(["sinklab", "torch", "torchvision"]),
@@ -142,7 +149,7 @@ def _train_member(
     recipe, model, feed = build_recipe(member)
     if run is not None:
         (member.folder).mkdir(parents=True, exist_ok=True)
-    began, done = time.monotonic(), _steps_done(member.folder) if resume else 0
+    began, done = time.monotonic(), steps_done(member.folder / CHECKPOINT) if resume else 0
     told = None if progress is None or run is None else lambda state: progress(member.name, state)
     last = train(recipe, member.folder, resume=resume, progress=told)
     seconds = time.monotonic() - began
@@ -162,15 +169,19 @@ def _train_member(
     run.write_json(f"{FOLDER}/{member.name}/evaluation.json", _rows(found))  # last: with it the member is finished
 
 
-def _steps_done(folder: Path) -> int:
-    """Steps in the checkpoint that is gone on from; 0 without one."""
-    from safetensors import SafetensorError, safe_open
-
+def _is_finished(member: Member) -> bool:
+    """Whether its evaluation, its metrics and its weights are there and whole, and are this member's."""
     try:
-        with safe_open(folder / "checkpoint.safetensors", framework="pt") as file:
-            return int(json.loads(file.metadata()["sinklab"])["step"])
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-        return 0
+        _read_rows(member)
+    except (InputError, NotFoundError):
+        return False
+    described = said_of_weights(member.folder / "model.json", member.settings()) is not None
+    done = reach(read_metrics(member.folder / METRICS), member.config.epochs * member.steps_per_epoch)
+    return described and done and whole_weights(member.folder / "model.safetensors")
+
+
+def _read_rows(member: Member) -> list[dict[str, Any]]:
+    return read_rows(member.folder / "evaluation.json", ("metric",), ("layer", "value"))
 
 
 def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -190,7 +201,6 @@ def _write_table(run: Run, members: Sequence[Member]) -> None:
 
     rows = []
     for member in members:
-        saved = json.loads((member.folder / "evaluation.json").read_text(encoding="utf-8"))
-        rows += [{"seed": member.seed, "arm": member.config.name, **row} for row in saved]
+        rows += [{"seed": member.seed, "arm": member.config.name, **row} for row in _read_rows(member)]
     table = pd.DataFrame(rows)
     run.write_table("tables/training.csv", table.assign(layer=table["layer"].astype("Int64")))

@@ -22,6 +22,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sinklab.errors import InputError, NotFoundError
+from sinklab.settings import require_numbers
 from sinklab.training.changes import changed
 
 SIZES = ("S", "B", "L", "G", "tiny")
@@ -142,12 +143,10 @@ class ViTConfig:
     """Epochs between weights that are kept for good; 0 keeps the best and the last only."""
 
     def __post_init__(self) -> None:
-        may_be_zero = ("registers", "penalty_first", "save_every")
+        require_numbers(self, may_be_zero=("registers", "penalty_first", "save_every"))
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if isinstance(value, int) and not isinstance(value, bool) and value < (entry.name not in may_be_zero):
-                raise InputError(f"{entry.name} is a number from {int(entry.name not in may_be_zero)} on, not {value}.")
-            if isinstance(value, float) and not (value >= 0 and math.isfinite(value)):
+            if isinstance(value, float) and value < 0:
                 raise InputError(f"{entry.name} is a number from 0 on, not {value}.")
         if self.precision not in ("bf16", "fp32"):
             raise InputError(f"precision is bf16 or fp32, not {self.precision!r}.")

@@ -246,7 +246,14 @@ def evaluated(member: Member, model: LeJEPA) -> dict[str, Any]:
 
 
 def _lines(path: Path, *, before: int) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [line for line in lines if line["epoch"] < before]
+    """The lines of earlier epochs, up to one that is none."""
+    kept: list[dict[str, Any]] = []
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            break
+        if not isinstance(line, dict) or type(line.get("epoch")) is not int or "probe_accuracy" not in line:
+            break
+        kept += [line] if line["epoch"] < before else []
+    return kept

@@ -69,7 +69,7 @@ def test_values_are_set_with_the_type_that_they_have() -> None:
         ("nop", "paper", "centred=perhaps", "centred is of type bool, which 'perhaps' is not"),
         ("nop", "paper", "steps=0", "steps is a number from 1 on; 0 was given"),
         ("nop", "paper", "lr=0", "lr is positive"),
-        ("nop", "paper", "lr=nan", "lr is positive"),
+        ("nop", "paper", "lr=nan", "lr is a finite number"),
         ("nop", "paper", "decay=2", "decay is a share of the steps"),
         ("nop", "paper", "tokens=2", "three tokens at least"),
         ("nop-branch", "paper", "loss=mlp", "loss is branch or block"),
@@ -101,3 +101,17 @@ def test_a_saved_config_with_other_fields_is_refused() -> None:
     with pytest.raises(InputError, match="differs from this version's in heads"):
         config_from("nop", saved | {"heads": 2})
     assert set(KINDS) == set(VARIANTS)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "change", "names"),
+    [
+        ("frequency", "frequencies=0.1,0.1001", ["p=0.1000", "p=0.1001"]),
+        ("frequency", "frequencies=0.1,0.5", ["p=0.100", "p=0.500"]),
+        ("damping", "dampings=0.1,0.10000001", ["gamma=0.1", "gamma=0.10000001"]),
+        ("frequency", "frequencies=0.3,0.30000000000000004", ["p=0.29999999999999999", "p=0.30000000000000004"]),
+    ],
+)
+def test_points_of_a_sweep_that_differ_have_names_that_differ(sweep: str, change: str, names: list[str]) -> None:
+    planned = members(make_config("nop-branch", "laptop", [change]), [0], sweep)
+    assert [member.arm for member in planned] == names

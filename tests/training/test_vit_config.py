@@ -68,7 +68,7 @@ def test_a_config_is_what_it_was_after_being_saved() -> None:
         ("baseline-L", "epochs=10", "warm-up of 10 epochs leaves nothing of 10"),
         ("baseline-L", "batch=0", "batch is a number from 1 on"),
         ("baseline-L", "registers=-1", "registers is a number from 0 on"),
-        ("baseline-L", "lr=nan", "lr is a number from 0 on"),
+        ("baseline-L", "lr=nan", "lr is a finite number, not nan"),
         ("baseline-L", "accumulate=3", "256 images is not 3 equal parts"),
         ("baseline-L", "precision=fp8", "bf16 or fp32"),
     ],
