@@ -74,6 +74,8 @@ def patch(
 
     if options is not None and (chosen or isinstance(held_out, (int, float))):
         raise InputError(f"Give options= or its fields ({', '.join(chosen) or 'held_out'}), not both.")
+    if not isinstance(run, (str, Path, Diagnosis)):
+        raise InputError(f"A run to patch is its folder, or what diagnose and open_run give, not {run!r}.")
     opened = open_run(one_to_patch(Path(run))) if isinstance(run, (str, Path)) else run
     share = isinstance(held_out, (int, float))
     folder = None if held_out is None or isinstance(held_out, (int, float)) else held_out
