@@ -172,7 +172,7 @@ def diagnose(
             with terminal.progress(noun) as progress:
                 run = run_diagnosis(handle, found, into, progress=progress, **options)
             if os.environ.get("RANK", "0") == "0":
-                _tell(run, handle.provenance.notes, noun, "summary.json" if no_report else "report.html")
+                _tell(run, run.config["notes"], noun, "summary.json" if no_report else "report.html")
         if trained and output is None and not no_report:
             renew_report(Path(model).expanduser())
 

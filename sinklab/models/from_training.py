@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 FORMATS = ("sinklab-toy-1", "sinklab-lm-1", "sinklab-vit-1")
 WEIGHTS = "model.safetensors"
-BY_MASS = "half of this task's queries have nothing to do and only they go to the sink, so sinks are found by their mass"
+BY_MASS = (
+    "half of this task's queries have nothing to do and only they go to the sink, so sinks are found by their mass"
+)
 
 
 def is_trained_model(path: Path) -> bool:

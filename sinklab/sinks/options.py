@@ -42,6 +42,8 @@ class ScanOptions:
     """Compute z in the statistics pass: the model's output is equal to rounding, not bit for bit."""
     strict_images: bool = False
     """Stop at the first image that cannot be used, instead of listing it."""
+    notes: tuple[str, ...] = ()
+    """Why an option that was left open is what it is; run.json keeps it."""
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -101,7 +103,8 @@ class ScanOptions:
         own, usual = model.loaded.sequences, model.loaded.usual_size
         if own is None:
             return replace(self, size=usual) if size and usual is not None else self
-        options = replace(self, rule=SinkRule.named(own.rule)) if rule else self
+        why = (own.rule_note,) if own.rule_note else ()
+        options = replace(self, rule=SinkRule.named(own.rule), notes=why) if rule else self
         return replace(options, batch_size=own.batch_size) if batch_size else options
 
     def judging(self, settings: Mapping[str, Any]) -> ScanOptions:
