@@ -13,7 +13,7 @@ from typing import Any
 
 from sinklab.errors import InputError
 
-OF = {"model": "the model's", "images": "the images'"}
+OF = {"model": "the model's", "images": "the inputs'"}
 """Groups of settings, and how a person says whose they are."""
 
 

@@ -53,7 +53,7 @@ class ScanOptions:
         if self.dtype not in DTYPES:
             raise InputError(f"--dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}.")
         if self.batch_size < 1:
-            raise InputError(f"A batch holds at least one image, not {self.batch_size}.")
+            raise InputError(f"A batch holds at least one input, not {self.batch_size}.")
         if self.workers < 0:
             raise InputError(f"The number of workers is 0 or more, not {self.workers}.")
         if isinstance(self.size, str) and self.size != "native":
