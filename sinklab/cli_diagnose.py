@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from sinklab import terminal
-from sinklab.errors import InputError, printable
+from sinklab.errors import InputError, NotFoundError, printable
 from sinklab.run import noun_in
 from sinklab.settings import layer_numbers, safe_name
 
@@ -94,7 +94,7 @@ def diagnose(
         Dtype, typer.Option(help="Precision of the model; statistics are fp32 or better.")
     ] = Dtype.float32,
     workers: Annotated[int, typer.Option(help="Processes that decode images; 0 decodes in a thread.")] = 0,
-    limit: Annotated[int | None, typer.Option(help="Use this many images, drawn by --seed.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Use this many inputs, drawn by --seed.")] = None,
     seed: Seed = 0,
     rule: Annotated[
         RuleName | None, typer.Option(help="When a head counts as sunk [default: relaxed; some tasks: mass].")
@@ -161,20 +161,33 @@ def diagnose(
 
         found = find_images(images, limit=limit, seed=seed) if images else None  # before the model: the quicker error
         trained = to_diagnose(model, output)  # of a training run, all its models
+        refused: list[Exception] = []
         for name, into in trained or [(model, folder)]:
-            folder = into
-            handle = load_model(
-                name, weights, random_weights, seed, offline, allow_pickle, dtype.value, size_of(size or "224")
-            )
-            from sinklab.diagnosis import diagnose as run_diagnosis
-
-            noun = "image" if handle.loaded.sequences is None else "sequence"
-            with terminal.progress(noun) as progress:
-                run = run_diagnosis(handle, found, into, progress=progress, **options)
-            if os.environ.get("RANK", "0") == "0":
-                _tell(run, handle.provenance.notes, noun, "summary.json" if no_report else "report.html")
+            folder, handle = into, None
+            try:
+                handle = load_model(
+                    name, weights, random_weights, seed, offline, allow_pickle, dtype.value, size_of(size or "224")
+                )
+                _one(handle, found, into, options)
+            except (InputError, NotFoundError) as error:  # of a training run's models one may not be readable
+                refused.append(error)
+                begun = handle is not None and (into / "run.json").is_file()
+                if begun or len(refused) == len(trained or [model]):
+                    raise
+                terminal.note(f"{name}: {error}")
         if trained and output is None and not no_report:
             renew_report(Path(model).expanduser())
+
+
+def _one(handle: Any, images: Any, output: Path, options: dict[str, Any]) -> None:
+    """One model's diagnosis, with its bar and what is said at the end."""
+    from sinklab.diagnosis import diagnose as run_diagnosis
+
+    noun = "image" if handle.loaded.sequences is None else "sequence"
+    with terminal.progress(f"{noun}s") as progress:
+        run = run_diagnosis(handle, images, output, progress=progress, **options)
+    if os.environ.get("RANK", "0") == "0":
+        _tell(run, run.config["notes"], noun, "report.html" if options["report"] else "summary.json")
 
 
 def renew_report(trained: Path) -> None:

@@ -12,11 +12,12 @@ import typer
 from sinklab import terminal
 from sinklab.cli_diagnose import renew_report
 from sinklab.errors import InputError, NothingToEdit
-from sinklab.run import noun_in
 
 
 def patch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished diagnosis.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a finished diagnosis, or of a training run's.")
+    ],
     images: Annotated[
         list[str] | None,
         typer.Argument(metavar="IMAGES", help="Where the run's images are now; by default where they were."),
@@ -34,9 +35,12 @@ def patch(
     per_class: Annotated[int, typer.Option(help="Heads a class in layers from 1 on.")] = 16,
     block0: Annotated[int, typer.Option(help="Heads a class in block 0.")] = 4,
     min_events: Annotated[int, typer.Option(help="Events that make a head eligible.")] = 50,
-    min_events_analysis: Annotated[int, typer.Option(help="Edited images that a verdict needs.")] = 20,
+    min_events_analysis: Annotated[int, typer.Option(help="Edited inputs that a verdict needs.")] = 20,
     heldout: Annotated[
-        str, typer.Option(metavar="SHARE|FOLDER", help="Images that are not edited and give the mean values.")
+        str,
+        typer.Option(
+            metavar="SHARE|FOLDER", help="Inputs that are not edited and give the mean values; a folder of images."
+        ),
     ] = "0.25",
     joint: Annotated[
         bool, typer.Option("--joint", help="Also edit a class's heads together: the first, the first two, ..., all.")
@@ -46,10 +50,10 @@ def patch(
         Path | None, typer.Option(help="CSV with image and label (a class number), for the change of cross-entropy.")
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="Edits of your own (.json, .toml), made together in every image.")
+        Path | None, typer.Option(help="Edits of your own (.json, .toml), made together in every input.")
     ] = None,
     bootstrap: Annotated[int, typer.Option(help="Draws behind every interval.")] = 2000,
-    seed: Annotated[int, typer.Option(help="For donors, drawn patches, held-out images and intervals.")] = 0,
+    seed: Annotated[int, typer.Option(help="For donors, drawn tokens, held-out inputs and intervals.")] = 0,
     rows: Annotated[int, typer.Option(help="Edits that run at once.")] = 32,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     workers: Annotated[int, typer.Option(help="Processes that decode images; 0 decodes in a thread.")] = 0,
@@ -93,7 +97,7 @@ def patch(
         nothing: list[NothingToEdit] = []
         for one in trained or [run]:
             try:
-                with terminal.progress(noun_in(one)) as progress:
+                with terminal.progress("passes") as progress:  # an input may give values, and be edited
                     places: dict[str, Any] = {"images": images or None, "text": text, "held_out": _held_out(heldout)}
                     done = run_patch(one, progress=progress, **places, **chosen)
             except NothingToEdit as error:  # of a training run's models some may have no sink

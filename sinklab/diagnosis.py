@@ -61,6 +61,8 @@ def open_run(path: str | Path) -> Diagnosis:
     from sinklab.reports.training import is_training
     from sinklab.sinks.resume import require_readable, require_whole
 
+    if not isinstance(path, (str, Path)):
+        raise InputError(f"A run is opened by the path of its folder, not by {path!r}.")
     run = Diagnosis.open(path)
     assert isinstance(run, Diagnosis)
     if run.config.get("status") != "complete":

@@ -43,7 +43,7 @@ class Model:
         prefix = " + ".join(f"{self.tokens.prefix.count(kind)} {kind}" for kind in dict.fromkeys(self.tokens.prefix))
         rest = "patches of " + "x".join(map(str, self.tokens.patch_size))
         if self.loaded.sequences is not None:
-            rest = f"sequences of up to {self.loaded.sequences.tokens}"
+            rest = f"sequences of {'' if self.loaded.sequences.exact else 'up to '}{self.loaded.sequences.tokens}"
         kind = str(self.dtype).removeprefix("torch.")
         return (
             f"Model({self.name!r}: {self.provenance.architecture}, {len(self.sites)} layers of "
@@ -89,18 +89,30 @@ class Model:
     def __call__(self, pixels: Tensor) -> Tensor:
         """pixels [B 3 H W] → final tokens [B N C], after the final norm where the model has one.
 
-        A model of sequences takes [B N C] or token ids [B N]. Raises InputError for what is no such batch, or of a
-        size that the model cannot take.
+        A model of sequences takes [B N C] or token ids [B N]. Raises InputError for what is no such batch, of a size or
+        of numbers that the model cannot take.
         """
-        shape = getattr(pixels, "shape", None)
+        import torch
+
         if self.loaded.sequences is not None:
-            require_sequences(self.name, self.loaded.sequences, shape)
+            require_sequences(self.name, self.loaded.sequences, pixels)
+        else:
+            if not isinstance(pixels, torch.Tensor) or pixels.dim() != 4:
+                given = f"shape {list(pixels.shape)}" if isinstance(pixels, torch.Tensor) else _kind_of(pixels)
+                raise InputError(f"{self.name} takes pixels [batch 3 height width], not {given}.")
+            self.check_size(*pixels.shape[-2:])
+            if not pixels.is_floating_point():
+                raise InputError(f"{self.name} takes pixels as floating point numbers, not {_named(pixels.dtype)}.")
+        try:
             return self.loaded.forward(self.module, pixels)
-        if shape is None or len(shape) != 4:
-            given = type(pixels).__name__ if shape is None else f"shape {list(shape)}"
-            raise InputError(f"{self.name} takes pixels [batch 3 height width], not {given}.")
-        self.check_size(*shape[-2:])
-        return self.loaded.forward(self.module, pixels)
+        except RuntimeError as error:
+            other = pixels.is_floating_point() and pixels.dtype != self.dtype
+            if not other or isinstance(error, torch.OutOfMemoryError) or "type" not in str(error):
+                raise
+            raise InputError(
+                f"{self.name} computes in {_named(self.dtype)}, and its input is {_named(pixels.dtype)}: convert it "
+                "(input.to(model.dtype)), or run under autocast."
+            ) from error
 
     def with_module(self, module: nn.Module) -> Model:
         """The same handle round another copy of the module; its sites are found anew."""
@@ -163,13 +175,37 @@ class Model:
         }
 
 
-def require_sequences(name: str, wanted: SequenceInput, shape: Any) -> None:
-    """Raise InputError unless a shape is that of a batch of the model's sequences."""
+def require_sequences(name: str, wanted: SequenceInput, given: Any) -> None:
+    """Raise InputError unless that is a batch of the model's sequences: as long, and of ids that exist."""
+    import torch
+
     channels = () if wanted.channels is None else (wanted.channels,)
-    if shape is None or len(shape) != 2 + len(channels) or tuple(shape[2:]) != channels or shape[1] > wanted.tokens:
+    shape = tuple(given.shape) if isinstance(given, torch.Tensor) else ()
+    least = wanted.tokens if wanted.exact else 1
+    if len(shape) != 2 + len(channels) or shape[2:] != channels or not least <= shape[1] <= wanted.tokens:
         kinds = "token ids [batch tokens]" if wanted.channels is None else f"[batch tokens {wanted.channels}]"
-        given = "no tensor" if shape is None else f"shape {list(shape)}"
-        raise InputError(f"{name} takes {kinds} of up to {wanted.tokens} tokens, not {given}.")
+        long = f"exactly {wanted.tokens}" if wanted.exact else f"up to {wanted.tokens}"
+        said = f"shape {list(shape)}" if isinstance(given, torch.Tensor) else _kind_of(given)
+        raise InputError(f"{name} takes {kinds} of {long} tokens, not {said}.")
+    if wanted.channels is not None:
+        if not given.is_floating_point():
+            raise InputError(f"{name} takes tokens of floating point numbers, not {_named(given.dtype)}.")
+        return
+    if given.dtype not in (torch.int32, torch.int64):
+        raise InputError(f"{name} takes token ids, whole numbers (int64 or int32), not {_named(given.dtype)}.")
+    if wanted.ids is not None and given.numel():
+        low, high = (int(end) for end in given.aminmax())
+        if low < 0 or high >= wanted.ids:
+            strange = low if low < 0 else high
+            raise InputError(f"{name} has the token ids 0 to {wanted.ids - 1}; {strange} is none of them.")
+
+
+def _kind_of(given: Any) -> str:
+    return "None" if given is None else f"a {type(given).__name__}"
+
+
+def _named(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def load(
@@ -198,6 +234,8 @@ def load(
     """
     from sinklab.models.load import load as load_plain
 
+    if not isinstance(name, (str, Path)):
+        raise InputError(f"A model is loaded by its name or path, which are text, not {name!r}.")
     loaded = load_plain(
         name,
         weights=weights,
@@ -236,7 +274,7 @@ def as_model(given: Model | nn.Module | str) -> Model:
     """The handle itself, or that of a name (`load`) or of a module in memory (`attach`)."""
     if isinstance(given, Model):
         return given
-    if isinstance(given, str):
+    if isinstance(given, (str, Path)):
         return load(given)
     from torch import nn
 

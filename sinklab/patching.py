@@ -74,6 +74,8 @@ def patch(
 
     if options is not None and (chosen or isinstance(held_out, (int, float))):
         raise InputError(f"Give options= or its fields ({', '.join(chosen) or 'held_out'}), not both.")
+    if not isinstance(run, (str, Path, Diagnosis)):
+        raise InputError(f"A run to patch is its folder, or what diagnose and open_run give, not {run!r}.")
     opened = open_run(one_to_patch(Path(run))) if isinstance(run, (str, Path)) else run
     share = isinstance(held_out, (int, float))
     folder = None if held_out is None or isinstance(held_out, (int, float)) else held_out
@@ -154,15 +156,17 @@ def _design(experiment: Experiment, choice: Choice) -> Design:
     """What will be done; NotFoundError if that is nothing."""
     design = experiment.design(choice)
     if not len(design.rows):
+        noun = experiment.images.noun
+        folder = ", or give a folder of held-out images" if noun == "image" else ""
         raise NothingToEdit(
-            "Every event of the chosen heads is on a held-out image, or could not be edited: hold out fewer "
-            "(--heldout), or give a folder of held-out images."
+            f"Every event of the chosen heads is on a held-out {noun}, or could not be edited: hold out fewer "
+            f"(--heldout){folder}."
         )
     return design
 
 
 def _in_turn(progress: Progress | None, first: int, second: int) -> tuple[Progress | None, Progress | None]:
-    """One bar for two passes over images."""
+    """One bar for two passes over the inputs."""
     if progress is None:
         return None, None
     told = progress

@@ -44,6 +44,8 @@ def experiment_on(
             model.module.float()
     options = options.fitting(model)
     found = _images(run, model, images, text)
+    if held_out is not None and found.noun != "image":
+        raise InputError(f"--heldout is a share like 0.25 in a run of {found.noun}s, not a folder of images.")
     folder = None if held_out is None else find_images([str(held_out)])
     if folder is not None and set(_pictures(folder)) & set(_pictures(found)):
         raise InputError("Held-out images are images that are not edited, but some of them are the run's own.")
@@ -100,8 +102,9 @@ def _images(run: Diagnosis, model: Model, images: Any, text: str | Path | None =
         check_unchanged(run, found)
     else:
         where = "where the run found them" if [text] == about["sources"] or not (images or text) else "there"
+        holder = "the folder" if found.noun == "image" else "the text (--text)"
         raise InputError(
-            f"The images are not those of the run {run.path} any longer: it saw {about['count']}, and {where} are "
-            f"{len(found)}, or some were changed or renamed. Give the folder that holds them."
+            f"The {found.noun}s are not those of the run {run.path} any longer: it saw {about['count']}, and {where} "
+            f"are {len(found)}, or some were changed or renamed. Give {holder} that holds them."
         )
     return found

@@ -23,7 +23,7 @@ LARGEST_COUNT = 10**9
 COUNTS = ("steps", "_every", "epochs", "sample", "windows", "procedural", "_images", "_batches")
 """Ends of the names of what is counted one after the other and no tensor's side."""
 DEEPEST_MODEL = 1000
-OF = {"model": "the model's", "images": "the images'"}
+OF = {"model": "the model's", "images": "the inputs'"}
 """Groups of settings, and how a person says whose they are."""
 
 

@@ -65,7 +65,7 @@ def warnings_as_lines() -> None:
 
 
 class _Bar:
-    """Progress on a terminal (rich): images, images/s, time left; or whatever the inputs are called."""
+    """Progress on a terminal (rich): images, images/s, time left; or whatever is counted."""
 
     def __init__(self, nouns: str) -> None:
         from rich.console import Console
@@ -135,10 +135,10 @@ def _left(start: tuple[float, int], done: int, total: int) -> str:
     return f"{(total - done) * seconds / seen:.0f} s left" if seen and done < total else ""
 
 
-def progress(noun: str = "image") -> Any:
-    """A with-block that gives a callable (done, total); `noun` is what an input is called."""
+def progress(nouns: str = "images") -> Any:
+    """A with-block that gives a callable (done, total); `nouns` is what is counted."""
     drawn = sys.stderr.isatty() and os.environ.get("RANK", "0") == "0"
-    return _Bar(f"{noun}s") if drawn else _Lines(f"{noun}s")
+    return _Bar(nouns) if drawn else _Lines(nouns)
 
 
 class _Training:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 from sinklab.errors import InputError, NotFoundError
@@ -26,10 +28,11 @@ def to_diagnose(model: str, output: Path | None) -> list[tuple[str, Path]] | Non
 def to_patch(run: Path) -> list[Path] | None:
     """The diagnosed runs of a training run, in the order of its members; None where `run` is no training run.
 
+    `run` is the training run or, where its models were diagnosed into another folder (`-o`), that folder.
     Raises NotFoundError where none was diagnosed yet.
     """
     if not (run / "run.json").is_file():
-        return None
+        return _diagnosed_into(run) or None
     members = members_in(run)
     if not members:
         return None
@@ -38,6 +41,22 @@ def to_patch(run: Path) -> list[Path] | None:
     if not present:
         raise NotFoundError(f"{run} trained models that were not diagnosed yet: sinklab diagnose {run}.")
     return present
+
+
+def _diagnosed_into(folder: Path) -> list[Path]:
+    """The runs FOLDER/MEMBER of trained models that are called MEMBER, in the order of their names' numbers."""
+    from sinklab.models.from_training import WEIGHTS
+
+    found = []
+    for path in folder.glob("*/**/run.json"):
+        try:
+            name = Path(json.loads(path.read_text(encoding="utf-8"))["model"]["request"]["name"])
+        except (OSError, ValueError, LookupError, TypeError):  # another kind of folder
+            continue
+        member = path.parent.relative_to(folder).parts
+        if name.name == WEIGHTS and name.parent.parts[-len(member) - 1 :] == ("training", *member):
+            found.append(path.parent)
+    return sorted(found, key=lambda path: [part.zfill(12) for part in re.split(r"(\d+)", str(path))])
 
 
 def renew_report(folder: Path) -> str | None:

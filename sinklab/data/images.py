@@ -114,7 +114,7 @@ def batch_numbers(
 ) -> list[int]:
     """The numbers of the batches that one rank has to compute: every `world`-th one, less those already done."""
     if batch_size < 1:
-        raise InputError(f"A batch holds at least one image, not {batch_size}.")
+        raise InputError(f"A batch holds at least one input, not {batch_size}.")
     if not 0 <= rank < world:
         raise InputError(f"Rank {rank} does not exist in a world of {world}.")
     return [number for number in range(rank, -(-images // batch_size), world) if number not in skip_batches]

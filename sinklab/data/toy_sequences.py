@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from sinklab.data.sequences import SequenceList
 from sinklab.data.toy import ToyTask, task_from
+from sinklab.errors import InputError
 
 BATCHES, SIZE = 64, 256
 """How many sequences there are: those of the evaluation of App. A."""
@@ -48,7 +50,22 @@ def _drawn(task: ToyTask, batch: int) -> Tensor:
 
 
 def toy_sequences(saved: Mapping[str, Any]) -> SequenceList:
-    """The evaluation sequences of a trained model's task; `saved` holds kind, seed and config."""
-    task = task_from(saved["kind"], saved["seed"], saved["config"])
+    """The evaluation sequences of a trained model's task; `saved` holds kind, seed, config and the task's signature.
+
+    Raises InputError where that is not the task that the model was trained on: other sequences would be measured.
+    """
+    kind, seed = saved["kind"], saved["seed"]
+    try:
+        task = task_from(kind, seed, saved["config"])
+        drawn = task.signature()
+        same = len(drawn) == len(saved["signature"]) and np.allclose(drawn, saved["signature"], rtol=0, atol=1e-3)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        said = str(error).rstrip(".")
+        raise InputError(f"The model's .json names no task ({kind}, seed {seed}) that can be drawn: {said}.") from error
+    if not same:
+        raise InputError(
+            f"The model was trained on another task than {kind} of seed {seed} as it is drawn here: its .json was "
+            "changed, or this version of sinklab and torch draws that task differently."
+        )
     refs = tuple(ToySequence(task, number) for number in range(BATCHES * SIZE))
-    return SequenceList(refs=refs, sources=(f"evaluation sequences of {saved['kind']}, seed {saved['seed']}",))
+    return SequenceList(refs=refs, sources=(f"evaluation sequences of {kind}, seed {seed}",))

@@ -212,7 +212,7 @@ class _CacheReader(Reader):
             raise InputError(
                 f"The {len(sizes)} tensors asked for need about {_in_words(sum(sizes))} for this input of "
                 f"{x.shape[0]} x {x.shape[1]} tokens, more than the limit of {_in_words(self.limit)}: name fewer, "
-                "give fewer images, or raise limit=."
+                "give fewer inputs, or raise limit=."
             )
 
     def _keep(self, site: Site, hook: str, tensor: Tensor) -> None:

@@ -29,23 +29,24 @@ def shuffled(ids: Sequence[str], seed: int, purpose: str) -> list[str]:
     return sorted(ids, key=lambda image: (number(seed, purpose, image), image))
 
 
-def donors(ids: Sequence[str], seed: int) -> dict[str, str]:
+def donors(ids: Sequence[str], seed: int, noun: str = "image") -> dict[str, str]:
     """Image → its donor: a random cycle through all images, so none is its own donor and each donates once.
 
     Raises InputError for fewer than two images.
     """
     if len(ids) < 2:
-        raise InputError(f"A donor is another image: {len(ids)} image is too few, give at least two.")
+        raise InputError(f"A donor is another {noun}, and there are {len(ids)} in all: give at least two.")
     cycle = shuffled(ids, seed, "donor")
     return dict(zip(cycle, [*cycle[1:], cycle[0]], strict=True))
 
 
-def held_out(ids: Sequence[str], fraction: float, seed: int) -> list[str]:
+def held_out(ids: Sequence[str], fraction: float, seed: int, noun: str = "image") -> list[str]:
     """A fraction of the images, at least one and not all, in their shuffled order. InputError for fewer than two."""
     if not 0 < fraction < 1:
         raise InputError(f"The held-out fraction lies between 0 and 1, not {fraction}.")
     if len(ids) < 2:
-        raise InputError("With one image none can be held out: give more, or a folder of held-out images.")
+        folder = ", or a folder of held-out images" if noun == "image" else ""
+        raise InputError(f"With one {noun} none can be held out: give more{folder}.")
     count = min(max(1, round(fraction * len(ids))), len(ids) - 1)
     return shuffled(ids, seed, "held out")[:count]
 

@@ -134,7 +134,7 @@ class Edit:
     def check(self, sites: Sequence[Site]) -> None:
         """Raises NotFoundError unless the model has this layer and head, InputError for an edit that needs a run."""
         if self.kind in IN_A_RUN:
-            raise InputError(f"The edit {self.kind!r} needs other images: use sinklab patch on a diagnosed run.")
+            raise InputError(f"The edit {self.kind!r} needs other inputs: use sinklab patch on a diagnosed run.")
         own = next((site for site in sites if site.layer == self.layer), None)
         if own is None:
             raise NotFoundError(f"Layer {self.layer} does not exist among the {len(sites)} layers attached to.")
@@ -189,7 +189,7 @@ class Edit:
             raise InputError(f"Places are token indices (whole numbers), not {chosen.dtype}.")
         chosen = chosen.long().reshape(-1, 1) if chosen.dim() < 2 else chosen.long()
         if chosen.dim() != 2 or len(chosen) not in (1, batch):
-            raise InputError(f"Places are [B] or [B T] token indices for {batch} images, not {tuple(chosen.shape)}.")
+            raise InputError(f"Places are [B] or [B T] token indices for {batch} inputs, not {tuple(chosen.shape)}.")
         if chosen.numel() and not (-number <= int(chosen.min()) and int(chosen.max()) < number):
             raise InputError(f"There are {number} tokens; {self} names one that does not exist.")
         return torch.where(chosen < 0, chosen + number, chosen).expand(batch, -1)

@@ -87,14 +87,14 @@ class Experiment:
         o = self.options
         if self.folder is not None or "mean" not in o.edits or o.plan is not None:
             return []
-        return held_out(self._ids()[0], o.held_out, o.seed)
+        return held_out(self._ids()[0], o.held_out, o.seed, self.images.noun)
 
     def _donors(self, ids: list[str]) -> dict[str, str]:
         """Image → donor; nobody's where the one image has no other and no edit needs one."""
         o = self.options
         if len(ids) == 1 and (o.plan is not None or not {"donor", "ordinary"} & set(o.edits)):
             return {}
-        return donors(ids, o.seed)
+        return donors(ids, o.seed, self.images.noun)
 
     def _ids(self) -> tuple[list[str], dict[str, int]]:
         """Usable images in the order of the list, and their positions in it."""
@@ -160,7 +160,7 @@ class Experiment:
         if wrong is not None:
             raise InputError(f"The label of {printable(wrong[0])} is {wrong[1]}; the classes are 0 to {classes - 1}.")
         if not set(labels) & set(self._ids()[0]):
-            raise InputError(f"None of the {len(labels)} labelled images is one of the run's.")
+            raise InputError(f"None of the {len(labels)} labelled {self.images.noun}s is one of the run's.")
 
     def sizes(self, design: Design) -> tuple[int, int]:
         """Images of this rank's share that give values, and that are edited."""

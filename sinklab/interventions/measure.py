@@ -235,7 +235,7 @@ class Measure:
 
     def _check(self, start: Unedited, tokens: Tensor, error: Tensor, layer: int) -> Tensor:
         """The gaps [G] between the resumed and the whole forward, once both checks have passed."""
-        require_finite(start.tokens, "The final tokens of an image are not finite without any edit")
+        require_finite(start.tokens, "The final tokens of an input are not finite without any edit")
         require_finite(tokens, f"An edit that begins in layer {layer} makes the final tokens not finite")
         whole, resumed = exact(start.tokens).flatten(1), exact(tokens[: len(start.tokens)]).flatten(1)
         size = torch.linalg.vector_norm(whole, dim=-1).clamp_min(1e-12)
@@ -281,6 +281,6 @@ def check_value(
         gap = float(torch.linalg.vector_norm(own - torch.tensor(kept)) / size)
         if not gap <= VALUE_TOLERANCE[call.v.dtype]:
             raise InputError(
-                f"The value kept of head {layer}:{head} is not the one that the image gives now (off by {gap:.1e}): "
-                "the weights or the pictures changed. Patch again with --overwrite."
+                f"The value kept of head {layer}:{head} is not the one that the input gives now (off by {gap:.1e}): "
+                "the weights or the inputs changed. Patch again with --overwrite."
             )

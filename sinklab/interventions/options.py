@@ -80,7 +80,9 @@ class PatchOptions:
         if self.plan == ():
             raise InputError("The plan has no edit.")
         if not 0 < self.held_out < 1:
-            raise InputError(f"--heldout is a share of the images between 0 and 1, or a folder, not {self.held_out}.")
+            raise InputError(
+                f"--heldout is a share of the inputs between 0 and 1, or a folder of images, not {self.held_out}."
+            )
 
     def _require_kinds(self) -> None:
         """Raise InputError for a value of the wrong kind, naming it."""
@@ -106,7 +108,11 @@ class PatchOptions:
                 raise InputError(f"A plan is a list of sinklab.Edit, not of {edit!r}.")
 
     def fitting(self, model: Model) -> PatchOptions:
-        """With the battery that fits the model, where no other edits were chosen. InputError for edits that do not."""
+        """With the battery that fits the model, where no other edits were chosen.
+
+        InputError for edits that do not fit, and for metrics that were chosen and are not to be had.
+        """
+        self._require_measured(model)
         phases = all(site.parts.phase is not None for site in model.sites)
         if "null" in self.edits and not phases:
             raise InputError(
@@ -114,6 +120,18 @@ class PatchOptions:
                 "no phases. Its nearest here is zero."
             )
         return replace(self, edits=PHASE_EDITS) if phases and self.edits == EDITS and self.plan is None else self
+
+    def _require_measured(self, model: Model) -> None:
+        """Raise InputError for a metric that the model has not; of the default ones those that it has are measured."""
+        if set(self.metrics) == set(METRICS):
+            return
+        own = model.loaded.sequences
+        if "logits" in self.metrics and (model.loaded.classify is None or (own is not None and not own.predicts_next)):
+            raise InputError(
+                f"--metric logits needs a classifier or a prediction of the next token, and {model.name} has neither."
+            )
+        if "cls" in self.metrics and "cls" not in model.tokens.prefix:
+            raise InputError(f"--metric cls is the change of the class token, and {model.name} has none.")
 
     def settings(self) -> dict[str, Any]:
         """What the rows of the effects table depend on."""

@@ -136,7 +136,7 @@ class Values:
         if phases:
             for (what, index, layer, head, _), kept in self._vectors.items():
                 if what != PATCHES:
-                    require_on_circle(kept, f"image {index} in head {layer}:{head}")
+                    require_on_circle(kept, f"input {index} in head {layer}:{head}")
         mean = circular_mean if phases else (lambda own: np.mean(own, axis=0))
         self.means = {pair: mean(own) for pair, own in sums.items()}
         self.counts = {pair: len(own) for pair, own in sums.items()}

@@ -182,14 +182,15 @@ def describe(module: nn.Module, tokenizer: Any | None, *, name: str) -> Describe
     network: Any = inner(module)
     kind, config = kind_of(network), network.config
     assert kind is not None
-    reads = None
+    reads, rows = None, int(network.get_input_embeddings().weight.shape[0])
     if tokenizer is not None:
-        rows = int(network.get_input_embeddings().weight.shape[0])
         reads = text_tokenizer(tokenizer, name=name, vocabulary=rows, masked=kind.masked)
     tokens, notes = token_map(kind.masked, reads)
     return Described(
         tokens=tokens,
-        sequences=SequenceInput(tokens=min(WINDOW, _positions(config)), tokenizer=reads, predicts_next=not kind.masked),
+        sequences=SequenceInput(
+            tokens=min(WINDOW, _positions(config)), ids=rows, tokenizer=reads, predicts_next=not kind.masked
+        ),
         forward=forward_language,
         classify=_classifier(kind, network),
         notes=notes,

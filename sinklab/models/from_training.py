@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 FORMATS = ("sinklab-toy-1", "sinklab-lm-1", "sinklab-vit-1")
 WEIGHTS = "model.safetensors"
+BY_MASS = (
+    "half of this task's queries have nothing to do and only they go to the sink, so sinks are found by their mass"
+)
 
 
 def is_trained_model(path: Path) -> bool:
@@ -118,9 +121,6 @@ def load_toy_model(path: Path, saved_request: dict[str, Any], *, name: str) -> L
     dedicated = saved["kind"] == "nop" or bool(config.get("dedicated"))
     for parameter in module.parameters():
         parameter.requires_grad_(False)
-    notes = (
-        "half of this task's queries have nothing to do and only they go to the sink, so sinks are found by their mass",
-    )
     return Loaded(
         module=module,
         tokens=TokenMap.sequence(("bos",) if dedicated else ()),
@@ -132,15 +132,16 @@ def load_toy_model(path: Path, saved_request: dict[str, Any], *, name: str) -> L
             architecture=f"{type(module).__name__} ({saved['arm']})",
             source=f"trained by sinklab, {saved['kind']}, seed {saved['seed']}, {config['steps']} steps",
             sha256=_sha256(path),
-            notes=notes if idle else (),
             request=saved_request,
         ),
         forward=forward_sequences,
         sequences=SequenceInput(
             tokens=int(config["tokens"]),
+            exact=True,
             channels=int(config["dim"]),
-            task={"kind": saved["kind"], "seed": saved["seed"], "config": config},
+            task={name: saved[name] for name in ("kind", "seed", "config", "signature")},
             rule="mass" if idle else "relaxed",
+            rule_note=BY_MASS if idle else "",
             batch_size=256,
             together=64,
         ),
@@ -172,6 +173,7 @@ def load_language_model(path: Path, saved_request: dict[str, Any], *, name: str)
         classify=_readout,
         sequences=SequenceInput(
             tokens=held.context,
+            ids=len(held.symbols),
             vocabulary=tuple(held.symbols),
             text=about["text"]["name"],
             together=4,

@@ -116,7 +116,7 @@ def describe(module: nn.Module, tokenizer: Any | None, *, name: str) -> Describe
     folded = bool(getattr(bridge, "compatibility_mode", False))
     return Described(
         tokens=tokens,
-        sequences=SequenceInput(tokens=min(WINDOW, int(config.n_ctx)), tokenizer=reads),
+        sequences=SequenceInput(tokens=min(WINDOW, int(config.n_ctx)), ids=int(config.d_vocab), tokenizer=reads),
         forward=forward_lens,
         classify=classify_lens,
         notes=(*notes, FOLDED) if folded else notes,

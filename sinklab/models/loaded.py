@@ -91,8 +91,12 @@ class SequenceInput:
 
     tokens: int
     """N; for text the longest context."""
+    exact: bool = False
+    """Whether it takes N tokens and no fewer, for it has a position for each; else up to N."""
     channels: int | None = None
     """C of tokens that are vectors [N C]; None for token ids [N]."""
+    ids: int | None = None
+    """How many token ids there are, 0 to ids − 1; None for vectors, or where it is not known."""
     vocabulary: tuple[int, ...] | None = None
     """The bytes that have an id, in their order; None where ids come from a tokenizer, or for vectors."""
     tokenizer: TextTokenizer | None = None
@@ -100,11 +104,14 @@ class SequenceInput:
     predicts_next: bool = True
     """Whether a token's logits are of the next one; False for models that fill in masked tokens."""
     task: dict[str, Any] | None = None
-    """Of a controlled model: the kind, seed and config of its task, from which its sequences are drawn."""
+    """Of a controlled model: the kind, seed and config of its task, from which its sequences are drawn, and the task's
+    signature, which tells whether they are the ones of the training."""
     text: str | None = None
     """Of a language model: the name of the text that it was trained on."""
     rule: str = "relaxed"
     """The sink rule that fits unless another is asked for."""
+    rule_note: str = ""
+    """Why, where that is not the usual rule; kept in a run whose rule was left open."""
     batch_size: int = 16
     """Sequences at once, unless another number is asked for."""
     together: int = 1

@@ -69,6 +69,8 @@ class TokenMap:
         not seen by the model (`edge_lost` says how many).
         """
         rows, columns = height // self.patch_size[0], width // self.patch_size[1]
+        if columns < 1 and self.ordinary != "patch":
+            raise InputError("A sequence holds at least one token besides those that stand at its ends.")
         if rows < 1 or columns < 1:
             raise InputError(
                 f"An image of {height}x{width} pixels is smaller than one patch of "

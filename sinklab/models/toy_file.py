@@ -48,9 +48,21 @@ def read_toy(path: str | Path) -> tuple[ToyModel, dict[str, Any]]:
         saved: dict[str, Any] = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         if saved["format"] != FORMAT:
             raise ValueError(f"its format is {saved['format']!r}, not {FORMAT!r}")
+        _require_task(saved)
         model = build_toy(saved["kind"], saved["arm"], saved["config"])
         model.load_state_dict(load_file(path))
     except (SafetensorError, RuntimeError, KeyError, ValueError, TypeError, LookupError) as error:
         said = str(error).rstrip(".")
         raise InputError(f"{path} and its .json are not a trained controlled model: {said}.") from error
     return model.eval(), saved
+
+
+def _require_task(saved: dict[str, Any]) -> None:
+    """Raise ValueError, KeyError or TypeError unless the file says which task the model was trained on."""
+    numbers = {"seed": saved["seed"]} | {name: saved["config"][name] for name in ("tokens", "dim", "steps")}
+    for name, number in numbers.items():
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise ValueError(f"its {name} is {json.dumps(number)}, which is no whole number")
+    signature = saved["signature"]
+    if not isinstance(signature, list) or not all(isinstance(number, (int, float)) for number in signature):
+        raise ValueError("its signature is no list of numbers")

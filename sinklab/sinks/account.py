@@ -65,7 +65,7 @@ def before_scan(
         "tf32": bool(torch.backends.cuda.matmul.allow_tf32) if model.device.type == "cuda" else False,
         "matmul_precision": torch.get_float32_matmul_precision(),
         "ranks": own.world,
-        "notes": [*model.provenance.notes, *notes],
+        "notes": [*model.provenance.notes, *options.notes, *notes],
     }
 
 

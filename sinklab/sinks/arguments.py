@@ -12,7 +12,7 @@ from sinklab.errors import InputError
 if TYPE_CHECKING:
     from sinklab.handle import Model
 
-WHOLE = {"batch_size": "images at once", "workers": "processes", "limit": "images", "seed": "a seed"}
+WHOLE = {"batch_size": "inputs at once", "workers": "processes", "limit": "inputs", "seed": "a seed"}
 
 
 def require_arguments(*, images: Any, layers: Any, size: Any, **numbers: Any) -> None:

@@ -42,6 +42,8 @@ class ScanOptions:
     """Compute z in the statistics pass: the model's output is equal to rounding, not bit for bit."""
     strict_images: bool = False
     """Stop at the first image that cannot be used, instead of listing it."""
+    notes: tuple[str, ...] = ()
+    """Why an option that was left open is what it is; run.json keeps it."""
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -51,7 +53,7 @@ class ScanOptions:
         if self.dtype not in DTYPES:
             raise InputError(f"--dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}.")
         if self.batch_size < 1:
-            raise InputError(f"A batch holds at least one image, not {self.batch_size}.")
+            raise InputError(f"A batch holds at least one input, not {self.batch_size}.")
         if self.workers < 0:
             raise InputError(f"The number of workers is 0 or more, not {self.workers}.")
         if isinstance(self.size, str) and self.size != "native":
@@ -101,7 +103,8 @@ class ScanOptions:
         own, usual = model.loaded.sequences, model.loaded.usual_size
         if own is None:
             return replace(self, size=usual) if size and usual is not None else self
-        options = replace(self, rule=SinkRule.named(own.rule)) if rule else self
+        why = (own.rule_note,) if own.rule_note else ()
+        options = replace(self, rule=SinkRule.named(own.rule), notes=why) if rule else self
         return replace(options, batch_size=own.batch_size) if batch_size else options
 
     def judging(self, settings: Mapping[str, Any]) -> ScanOptions:

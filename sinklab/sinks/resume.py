@@ -9,7 +9,7 @@ from sinklab.config import CONFIG
 from sinklab.data.images import UnreadableImage, content_digest
 from sinklab.errors import InputError, NotFoundError, printable
 from sinklab.parts import forget_batches, read_parts
-from sinklab.run import RESULTS
+from sinklab.run import RESULTS, noun_in
 from sinklab.sinks.classify import SinkDefinition
 from sinklab.sinks.rule import SinkRule
 
@@ -45,8 +45,8 @@ def check_unchanged(run: Run, images: InputList) -> None:
             f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         )
         raise InputError(
-            f"{len(changed)} of the images that the run {run.path} has measured hold other bytes now: {names}. Put "
-            "the earlier ones back, or measure afresh with --overwrite."
+            f"{len(changed)} of the {images.noun}s that the run {run.path} has measured hold other bytes now: {names}. "
+            "Put the earlier ones back, or measure afresh with --overwrite."
         )
 
 
@@ -80,8 +80,8 @@ def require_spared(images: InputList, output: Path) -> None:
         path = Path(ref.path)
         if ref.path and path.is_relative_to(folder) and path.relative_to(folder).parts[0] in RESULTS:
             raise InputError(
-                f"The image {ref.id} is a result of the run {output}, which --overwrite removes: choose other images, "
-                "or another folder for the run."
+                f"The {images.noun} {ref.id} is a result of the run {output}, which --overwrite removes: choose "
+                "others, or another folder for the run."
             )
 
 
@@ -94,8 +94,8 @@ def require_whole(run: Run) -> None:
     if missing:
         lost = sum(min(size, count - batch * size) for batch in missing)
         raise InputError(
-            f"The run {run.path} is called complete, but its parts lack {lost} of {count} images (the first is number "
-            f"{missing[0] * size} of the list): go on with --resume to measure them again."
+            f"The run {run.path} is called complete, but its parts lack {lost} of {count} {noun_in(run.path)}s "
+            f"(the first is number {missing[0] * size} of the list): go on with --resume to measure them again."
         )
 
 

@@ -150,7 +150,7 @@ def test_what_the_task_says_stands_head_by_head_with_the_baseline_first(tmp_path
     run.write_table("tables/task_effects.csv", pd.DataFrame(rows))
     words = read_aloud(write_report(run).read_text(encoding="utf-8"))
     assert "What the task itself says" in words and "n = 64 batches, 16,384 sequences" in words
-    assert "baseline 0.0123 ± 4.0e-04 – zero 0.500 ± 0.010 0.700 ± 0" in words
+    assert "baseline 0.0123 ± 4.0e\u221204 – zero 0.500 ± 0.010 0.700 ± 0" in words
     assert "Task MSE: the mean squared error against the task’s target; ΔRMS: the root mean square" in words
     assert "Donor-target" not in words and SEEN.findall(words) == []
 
