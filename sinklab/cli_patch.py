@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sinklab import terminal
-from sinklab.errors import InputError
+from sinklab.errors import InputError, NotFoundError
 from sinklab.run import noun_in
 
 
@@ -85,9 +85,19 @@ def patch(
         chosen |= {"report": not no_report, "command": ["sinklab", *sys.argv[1:]]}
         from sinklab.trained import to_patch
 
-        for one in to_patch(run) or [run]:  # of a training run, all its models
-            with terminal.progress(noun_in(one)) as progress:
-                done = run_patch(one, images=images or None, held_out=_held_out(heldout), progress=progress, **chosen)
+        several, nothing = to_patch(run) or [run], 0  # of a training run, all its models
+        for one in several:
+            try:
+                with terminal.progress(noun_in(one)) as progress:
+                    done = run_patch(
+                        one, images=images or None, held_out=_held_out(heldout), progress=progress, **chosen
+                    )
+            except NotFoundError as error:  # a model without a sink does not keep the others from being edited
+                nothing += 1
+                if nothing == len(several):
+                    raise
+                terminal.say(f"sinklab: note: {one}: {error}")
+                continue
             if os.environ.get("RANK", "0") == "0":
                 _tell(done, "tables/effects.csv" if no_report else "report.html")
 
