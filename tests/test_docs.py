@@ -118,6 +118,17 @@ def test_the_controlled_tasks_python_runs(capsys: pytest.CaptureFixture[str]) ->
     assert "donor_state" in capsys.readouterr().out
 
 
+def test_the_page_on_training_names_every_variant_and_the_gated_columns() -> None:
+    from sinklab.sinks.table import GATED
+    from sinklab.training.vit_config import PLAIN
+
+    text, reference = page("vision-training.md"), page("reference.md")
+    assert {*PLAIN, "registers"} == set(
+        re.findall(r"^\| `([a-z-]+)` \|", text.partition("## On a laptop")[0], re.MULTILINE)
+    )
+    assert all(f"`{name}`" in text and f"`{name}`" in reference for name in GATED)
+
+
 def test_the_controlled_tasks_page_names_every_table_of_a_training(tmp_path: Path) -> None:
     from sinklab.training.toy import train_toy
     from sinklab.training.toy_config import make_config
