@@ -59,8 +59,8 @@ def write_training_report(run: Run) -> Path:
         )
     if run.config.get("settings", {}).get("kind") == "vit":
         raise InputError(
-            f"A training of vision transformers has no page of its own: sinklab diagnose {run.path} writes one for each "
-            f"model, and sinklab compare {run.path} its tables."
+            f"A training of vision transformers has no page of its own: sinklab diagnose {run.path} writes one for "
+            f"each model, and sinklab compare {run.path} its tables."
         )
     with reading(run.path / "run.json", WRITER):
         kind, sweep = str(run.config["settings"]["kind"]), run.config["settings"]["sweep"]
