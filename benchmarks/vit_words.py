@@ -34,7 +34,8 @@ def study_text(result: dict[str, Any]) -> str:
     )
     lines += [
         "",
-        f"Means over seeds, in brackets the least and the most. Each training is {steps}, drawn pictures of "
+        f"Means over seeds, in brackets the least and the most (`--epochs {config['epochs']} --set "
+        f"views={config['views']}`). Each training is {steps}, drawn pictures of "
         f"{config['image']} pixels, {about['images_seen']:,} of them seen, and is diagnosed on "
         f"{about['diagnosed_images']} held-out ones. Counts are per image in blocks from 1 on, definition `counts`; "
         "the largest inflow is over all images and seeds. Where 65 tokens attend to all alike, each has an inflow of "

@@ -81,6 +81,11 @@ def test_diagnosed_runs_are_compared_by_themselves_and_seeds_told_from_their_nam
     assert ended.returncode == 2 and "compared with training runs" in ended.stderr
 
 
+def test_the_training_itself_says_where_its_pages_are(trained: Path) -> None:
+    ended = in_process("report", trained)
+    assert ended.returncode == 2 and f"sinklab diagnose {trained} writes one for each" in ended.stderr
+
+
 def test_runs_under_two_rules_are_refused(trained: Path) -> None:
     found = diagnosed([trained])
     other = trained.parent / "other"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sinklab.hooks.seam import AttentionCall
     from sinklab.hooks.site import Site
 
-MOMENTS = ("attention", "gated", "resid_pre", "resid_mid", "resid_post", "projected")
+MOMENTS = ("attention", "resid_pre", "resid_mid", "resid_post", "projected", "gated")
 
 
 class Reader:

@@ -65,6 +65,11 @@ def write_training_report(run: Run) -> Path:
         raise InputError(
             f"The training {run.path} is not complete (status: {run.config.get('status')}): go on with --resume first."
         )
+    if run.config.get("settings", {}).get("kind") == "vit":
+        raise InputError(
+            f"A training of vision transformers has no page of its own: sinklab diagnose {run.path} writes one for "
+            f"each model, and sinklab compare {run.path} its tables."
+        )
     with reading(run.path / "run.json", WRITER):
         kind, sweep = str(run.config["settings"]["kind"]), run.config["settings"]["sweep"]
     if kind != "lm" and kind not in SAVED:

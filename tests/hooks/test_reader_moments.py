@@ -21,7 +21,7 @@ class Misspelled(Reader):
 
 def test_a_reader_that_would_never_be_told_of_anything_is_refused() -> None:
     """Design 5.2: no silent failure."""
-    with pytest.raises(InputError, match=r"attention, resid_pre, resid_mid, resid_post, projected; it has atention"):
+    with pytest.raises(InputError, match="resid_mid, resid_post, projected, gated; it has atention"):
         HookManager(fresh("timm dinov2"), Misspelled())
     with pytest.raises(InputError, match="at least one of"):
         HookManager(fresh("timm dinov2"), Reader())
@@ -83,3 +83,27 @@ def test_a_module_on_meta_is_refused_before_it_runs() -> None:
 def test_what_is_no_device_and_no_name_is_refused_in_a_sentence(argument: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         run_with_cache(fresh("timm dinov2"), pixels("timm dinov2"), **argument)
+
+
+def test_a_gate_before_the_projection_is_told_of_after_its_call() -> None:
+    from sinklab.models.vit import ViT, ViTShape
+
+    told: list[tuple[str, int]] = []
+
+    class Watching(Reader):
+        def attention(self, site: Any, call: Any) -> None:
+            told.append(("attention", site.layer))
+
+        def gated(self, site: Any, factor: torch.Tensor) -> None:
+            told.append(("gated", site.layer))
+            assert factor.shape == (1, 2, 5, 4) and bool(((factor > 0) & (factor < 1)).all())
+
+    shape: dict[str, Any] = {"image": 16, "patch": 8, "dim": 8, "depth": 2, "heads": 2}
+    for gate, expected in (
+        ("elementwise", [("attention", 0), ("gated", 0), ("attention", 1), ("gated", 1)]),
+        ("none", [("attention", 0), ("attention", 1)]),
+    ):
+        told.clear()
+        with torch.no_grad(), HookManager(ViT(ViTShape(**shape, gate=gate)).eval(), Watching()) as hooks:
+            hooks.run(torch.randn(1, 3, 16, 16))
+        assert told == expected
