@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sinklab import terminal
-from sinklab.errors import InputError
+from sinklab.atomic import require_csv
 
 
 def compare(
@@ -19,13 +19,14 @@ def compare(
 ) -> None:
     """Training runs side by side: median, mean and spread over seeds, and differences paired by seed."""
     with terminal.errors_as_sentences():
-        if output is not None and output.suffix != ".csv":
-            raise InputError(f"--output is a .csv file, not {output}.")
-        from sinklab.training.compare import differing_texts, over_seeds, paired, read_results
+        require_csv(output)
+        from sinklab.training.compare import differing_texts, left_out, over_seeds, paired, read_results
 
         results = read_results(runs)
         if names := differing_texts(runs):
             terminal.note(f"the runs were trained on different texts ({', '.join(names)}): bits a byte do not compare.")
+        if missing := left_out(runs, results):
+            terminal.note(f"left out, for there are no numbers of them: {', '.join(missing)}.")
         summary = over_seeds(results)
         columns = ["run", "arm", "measure", "seeds", "median", "mean", "std"]
         terminal.table("Over seeds", columns, _written(summary[columns]), titled=True)
