@@ -265,9 +265,7 @@ def _sentence(error: Exception, lighter: str) -> str | None:
     """What to tell the user of an error that is not a fault of the program; None for one that is."""
     from sinklab.errors import InputError, NotFoundError
 
-    if isinstance(error, (InputError, NotFoundError)):
-        return str(error)
-    if isinstance(error, OSError):
+    if isinstance(error, (InputError, NotFoundError, OSError)):
         return str(error)
     if isinstance(error, MemoryError) or "out of memory" in str(error).lower() or "can't allocate" in str(error):
         return f"The machine ran out of memory: use {lighter}."

@@ -45,8 +45,6 @@ SWEEP_RAMP = ("#3f7fd0", "#7a6fc4", "#b561ad", "#d8607f", "#dd7548", "#c99322")
 SWEEP_SIGN = {"frequency": "p", "damping": "γ"}
 LEGEND = 7
 """Points of a sweep that the legend names."""
-ACROSS = 4
-"""Panels beside each other, at most: of more, axes and titles would not have room."""
 SMALLEST = 1e-4
 """Lower end of a logarithmic axis of singular values, as a share of the largest."""
 
@@ -103,9 +101,9 @@ def draw_curves(curves: pd.DataFrame, sweep: str | None = None, width: float = d
     styles = arm_styles(arms, points)
     panels = [("loss", "Loss of the task"), *((name, _score_title(name, len(scores))) for name in scores)]
     narrow = drawing.is_narrow(width)
-    rows = _rows(len(panels), narrow)
+    rows = drawing.panel_rows(len(panels), width, 4)
     with drawing.paper(width, 0.6 + (2.1 if narrow else 2.9) * rows) as figure:
-        for (name, title), axes in zip(panels, _grid(figure, len(panels), rows), strict=True):
+        for (name, title), axes in zip(panels, drawing.panels(figure, len(panels), rows), strict=True):
             _lines(axes, curves, "step", name, arms, styles)
             axes.set(title=title, xlabel="step", xlim=(0, float(curves["step"].max())))
             if name == "loss":
@@ -174,9 +172,9 @@ def draw_spectrum(
     arms = list(dict.fromkeys(spectrum["arm"].astype(str)))
     layers = sorted(int(layer) for layer in spectrum["layer"].unique())
     styles, narrow = arm_styles(arms, points), drawing.is_narrow(width)
-    rows = _rows(len(layers), narrow)
+    rows = drawing.panel_rows(len(layers), width, 4)
     with drawing.paper(width, 0.6 + (2.3 if narrow else 2.7) * rows) as figure:
-        for layer, axes in zip(layers, _grid(figure, len(layers), rows), strict=True):
+        for layer, axes in zip(layers, drawing.panels(figure, len(layers), rows), strict=True):
             own = spectrum[spectrum["layer"] == layer]
             _lines(axes, own, "rank", "sigma", arms, styles, marker="o")
             high, low = float(own["sigma"].max()), float(own["sigma"].min())
@@ -190,18 +188,6 @@ def draw_spectrum(
         names = arm_names(arms, points, sign)
         figure.legend(handles=_handles(names, styles), loc="outside upper left", ncols=2 if narrow else 7)
     return figure
-
-
-def _rows(panels: int, narrow: bool) -> int:
-    return panels if narrow else -(-panels // ACROSS)
-
-
-def _grid(figure: Figure, panels: int, rows: int) -> list[Axes]:
-    """So many panels in rows, as even as can be; what is left of the last row stays empty."""
-    drawn = figure.subplots(rows, -(-panels // rows), squeeze=False)
-    for spare in drawn.flat[panels:]:
-        spare.remove()
-    return list(drawn.flat[:panels])
 
 
 def _lines(
