@@ -56,6 +56,18 @@ def atomically(path: Path) -> Iterator[BinaryIO]:
         _remove(temporary)
 
 
+def require_csv(path: Path | None) -> None:
+    """Raises InputError unless `path` is None, or a name that ends in .csv in a folder that exists."""
+    if path is None:
+        return
+    if path.suffix != ".csv":
+        raise InputError(f"--output is a .csv file, not {path}.")
+    if path.is_dir():
+        raise InputError(f"--output is a file, and {path} is a folder.")
+    if not path.parent.is_dir():
+        raise InputError(f"--output {path} cannot be written: there is no folder {path.parent}.")
+
+
 def is_leftover(name: str) -> bool:
     """Whether a file's name is that of a temporary file, or of a lock."""
     return name.startswith(".") and (".tmp-" in name or name.startswith(".lock-"))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sinklab import terminal
-from sinklab.errors import InputError
+from sinklab.atomic import require_csv
 
 
 def compare(
@@ -30,8 +30,7 @@ def compare(
     Of models that were diagnosed also the paper's Tables 14 and 15: sinks per image, means over seeds.
     """
     with terminal.errors_as_sentences():
-        if output is not None and output.suffix != ".csv":
-            raise InputError(f"--output is a .csv file, not {output}.")
+        require_csv(output)
         from sinklab.comparison import diagnosed, is_training
 
         kinds = {is_training(run) for run in runs}
@@ -46,11 +45,13 @@ def compare(
 
 def _trainings(runs: list[Path], output: Path | None) -> None:
     """What the trainings measured, printed and written."""
-    from sinklab.training.compare import differing_texts, over_seeds, paired, read_results
+    from sinklab.training.compare import differing_texts, left_out, over_seeds, paired, read_results
 
     results = read_results(runs)
     if names := differing_texts(runs):
         terminal.note(f"the runs were trained on different texts ({', '.join(names)}): bits a byte do not compare.")
+    if missing := left_out(runs, results):
+        terminal.note(f"left out, for there are no numbers of them: {', '.join(missing)}.")
     summary = over_seeds(results)
     columns = ["run", "arm", "measure", "seeds", "median", "mean", "std"]
     terminal.table("Over seeds", columns, _written(summary[columns]), titled=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sinklab import terminal
-from sinklab.errors import InputError
+from sinklab.atomic import require_csv
 
 
 def evaluate(
@@ -35,9 +35,8 @@ def evaluate(
     ] = None,
 ) -> None:
     """Bits a byte of trained language models on a text, by a window that slides over it."""
-    with terminal.errors_as_sentences():
-        if output is not None and output.suffix != ".csv":
-            raise InputError(f"--output is a .csv file, not {output}.")
+    with terminal.errors_as_sentences(lighter="a smaller --batch-size"):
+        require_csv(output)
         from sinklab.training.lm_evaluate import evaluate_models, trained_models
 
         files = trained_models(run, members or ())
@@ -51,7 +50,7 @@ def evaluate(
         table = evaluate_models(
             files,
             read,
-            splits=[name.strip() for name in splits.split(",")],
+            splits=list(dict.fromkeys(name.strip() for name in splits.split(","))),
             context=context,
             stride=stride,
             batch=batch_size,

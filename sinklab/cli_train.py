@@ -59,7 +59,8 @@ def train_task(
     task = str(context.command.name)
     output = output or Path("runs") / task
     with terminal.errors_as_sentences(
-        lambda: f"What was trained is kept in {output}: the same command with --resume goes on."
+        lambda: f"What was trained is kept in {output}: the same command with --resume goes on.",
+        lighter="a smaller --set batch=… or evaluation_size=…, or a smaller model",
     ):
         if resume and overwrite:
             raise InputError("--resume goes on with a run and --overwrite replaces it: give one of them.")

@@ -75,7 +75,8 @@ def train_lm_command(
     """
     output = output or Path("runs") / safe_name(config)
     with terminal.errors_as_sentences(
-        lambda: f"What was trained is kept in {output}: the same command with --resume goes on."
+        lambda: f"What was trained is kept in {output}: the same command with --resume goes on.",
+        lighter="a smaller --set batch=…, context=… or evaluation_batch=…, or a smaller --config",
     ):
         if resume and overwrite:
             raise InputError("--resume goes on with a run and --overwrite replaces it: give one of them.")

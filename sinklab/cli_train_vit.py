@@ -64,7 +64,8 @@ def train_vit_command(
     names = config or ["baseline-tiny"]
     output = output or Path("runs") / (names[0] if len(names) == 1 else "vit")
     with terminal.errors_as_sentences(
-        lambda: f"What was trained is kept in {output}: the same command with --resume goes on."
+        lambda: f"What was trained is kept in {output}: the same command with --resume goes on.",
+        lighter="a smaller --set batch=… or more --set accumulate=…, a smaller --config, or fewer --workers",
     ):
         if resume and overwrite:
             raise InputError("--resume goes on with a run and --overwrite replaces it: give one of them.")

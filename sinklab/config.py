@@ -13,11 +13,11 @@ from sinklab.settings import fingerprint, library_versions, plain, utc_now
 SCHEMA_VERSION = 1
 CONFIG = "run.json"
 KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("status", "fingerprint", "dtype", "sinklab"), (str,)),
+    **dict.fromkeys(("status", "fingerprint", "dtype", "sinklab", "purpose"), (str,)),
     **dict.fromkeys(("settings", "model", "images", "options", "rule", "seeds", "versions", "timings"), (dict,)),
     "definition": (dict, str),  # runs of old hold its name alone
     "patch": (dict, type(None)),
-    "notes": (list,),
+    **dict.fromkeys(("notes", "members"), (list,)),
 }
 """Fields of run.json, and what each is where it is there."""
 DEEPEST = 40

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["PartWriter", "Run", "WriteError", "differences", "fingerprint", "library_versions", "plain", "utc_now"]
 
 RESULTS = (
-    *("heads", "effects", "training", "tensorboard", "tables", "overlays", "figures"),
+    *("heads", "effects", "training", "diagnosed", "tensorboard", "tables", "overlays", "figures"),
     *("sinks.parquet", "summary.json", "report.html"),
 )
 """What a run writes beside run.json, and all that `overwrite` removes; anything else in the folder is the user's."""

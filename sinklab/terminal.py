@@ -238,8 +238,10 @@ def _wrapped(words: str, width: int, indent: str = "") -> list[str]:
 
 
 @contextmanager
-def errors_as_sentences(how_to_go_on: Callable[[], str] = str) -> Iterator[None]:
-    """Within, what the user can mend ends in a sentence and exit code 2; after Ctrl-C, `how_to_go_on` is said."""
+def errors_as_sentences(
+    how_to_go_on: Callable[[], str] = str, lighter: str = "a smaller --batch-size or --size, or fewer --workers"
+) -> Iterator[None]:
+    """Within, what the user can mend ends in a sentence and exit code 2. `lighter` is what takes less memory."""
     try:
         yield
     except KeyboardInterrupt:
@@ -249,7 +251,7 @@ def errors_as_sentences(how_to_go_on: Callable[[], str] = str) -> Iterator[None]
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; so do we
         raise SystemExit(1) from None
     except Exception as error:
-        sentence = _sentence(error)
+        sentence = _sentence(error, lighter)
         if sentence is None:
             raise
         if os.environ.get("RANK", "0") != "0":
@@ -259,16 +261,14 @@ def errors_as_sentences(how_to_go_on: Callable[[], str] = str) -> Iterator[None]
         raise SystemExit(2) from None
 
 
-def _sentence(error: Exception) -> str | None:
+def _sentence(error: Exception, lighter: str) -> str | None:
     """What to tell the user of an error that is not a fault of the program; None for one that is."""
     from sinklab.errors import InputError, NotFoundError
 
-    if isinstance(error, (InputError, NotFoundError)):
-        return str(error)
-    if isinstance(error, OSError):
+    if isinstance(error, (InputError, NotFoundError, OSError)):
         return str(error)
     if isinstance(error, MemoryError) or "out of memory" in str(error).lower() or "can't allocate" in str(error):
-        return "The machine ran out of memory: use a smaller --batch-size or --size, or fewer --workers."
+        return f"The machine ran out of memory: use {lighter}."
     return None
 
 

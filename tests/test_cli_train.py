@@ -118,3 +118,53 @@ def test_a_killed_training_says_how_to_go_on_and_leaves_a_checkpoint(tmp_path: P
     done = read_metrics(folder / "metrics.jsonl")[-1]["step"]
     assert 0 < done < 100_000 and (folder / "checkpoint.safetensors").is_file()
     assert not (folder / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("members", [7, [7], {"a": 1}, [["a"]], "seed-0/nop"])
+def test_a_run_that_does_not_name_its_models_is_a_sentence_to_every_command(tmp_path: Path, members: object) -> None:
+    about = {"schema_version": 1, "sinklab": "0", "purpose": "training", "status": "complete", "members": members}
+    (tmp_path / "run.json").write_text(json.dumps(about))
+    for command in ("diagnose", "patch", "compare", "report", "evaluate"):
+        ended = in_process(command, tmp_path)
+        assert ended.returncode == 2 and "sinklab: " in ended.stderr, ended.stderr
+
+
+def test_another_table_is_no_table_of_a_controlled_task(tmp_path: Path) -> None:
+    assert in_process("train", "nop", *SMALL, "--device", "cpu", "-o", tmp_path / "run").returncode == 0
+    (tmp_path / "run/tables/training.csv").write_text("a,b\n1,2\n")
+    for command in ("compare", "report"):
+        ended = in_process(command, tmp_path / "run")
+        assert ended.returncode == 2 and "tables/training.csv" in ended.stderr, ended.stderr
+
+
+def test_overwriting_a_training_removes_what_its_old_models_were_diagnosed_as(tmp_path: Path) -> None:
+    words = ["train", "nop", *SMALL, "--device", "cpu", "-o", tmp_path / "run"]
+    in_process(*words)
+    (tmp_path / "run/diagnosed/seed-0").mkdir(parents=True)
+    (tmp_path / "run/mine.txt").write_text("the user's")
+    assert in_process(*words, "--overwrite").returncode == 0
+    assert not (tmp_path / "run/diagnosed").exists() and (tmp_path / "run/mine.txt").is_file()
+
+
+def test_one_of_something_is_not_called_many(tmp_path: Path) -> None:
+    ones = [
+        word for name in ("steps", "batch", "evaluation_batches", "evaluation_size") for word in ("--set", f"{name}=1")
+    ]
+    in_process("train", "nop", *SMALL, *ones, "--device", "cpu", "-o", tmp_path / "run")
+    page = (tmp_path / "run/report.html").read_text()
+    assert "1 step of 1 fresh sequence " in page and "1 batch of 1 sequence " in page
+    for many in ("steps", "batches", "sequences", "fresh sequences"):
+        assert f" 1 {many}" not in page and f">1 {many}" not in page
+
+
+@pytest.mark.parametrize(("task", "option"), [("nop", "evaluation_size"), ("lm", "context"), ("vit", "--workers")])
+def test_out_of_memory_suggests_what_a_training_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, task: str, option: str
+) -> None:
+    def too_large(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("sinklab.device.pick_device", too_large)
+    ended = in_process("train", task, "-o", tmp_path / "run")
+    assert ended.returncode == 2 and "ran out of memory: use a smaller --set batch=…" in ended.stderr
+    assert option in ended.stderr and "--batch-size" not in ended.stderr and "--size" not in ended.stderr

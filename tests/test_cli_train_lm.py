@@ -123,6 +123,7 @@ def test_evaluate_and_compare_refuse_with_a_sentence(tmp_path: Path, text: Path)
     in_process("train", "lm", *SMALL, "--text", text, "-o", tmp_path / "run")
     in_process("train", "nop", "--set", "steps=2", "--set", "evaluation_batches=1", "-o", tmp_path / "nop")
     (tmp_path / "strange.txt").write_bytes(CONTENT + b"!")
+    (tmp_path / "nothing.txt").write_bytes(b"")
     for words, sentence in (
         (["evaluate", tmp_path / "nothing"], "There is no run folder"),
         (["evaluate", tmp_path / "nop"], "is of kind 'nop'"),
@@ -132,9 +133,44 @@ def test_evaluate_and_compare_refuse_with_a_sentence(tmp_path: Path, text: Path)
         (["evaluate", tmp_path / "run", "--text", text, "--stride", "9"], "between 1 and the context, 8; 9"),
         (["compare", tmp_path / "run", tmp_path / "nop"], "Runs of one kind"),
         (["compare", tmp_path / "run", "-o", "x.txt"], "--output is a .csv file"),
+        (["compare", tmp_path / "run", "-o", tmp_path / "new/x.csv"], f"there is no folder {tmp_path / 'new'}."),
+        (["evaluate", tmp_path / "run", "-o", tmp_path / "new/x.csv"], f"there is no folder {tmp_path / 'new'}."),
+        (["evaluate", tmp_path / "run", "--text", ""], "A text has a name that is not empty"),
+        (
+            ["evaluate", tmp_path / "run", "--text", tmp_path / "nothing.txt"],
+            "is empty: there is nothing in it to read",
+        ),
     ):
         ended = in_process(*words)
         assert ended.returncode == 2 and sentence in ended.stderr, ended.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_evaluate_and_compare_name_what_they_leave_out_and_say_nothing_twice(tmp_path: Path, text: Path) -> None:
+    in_process("train", "lm", *SMALL, "--text", text, "--seeds", "0,1", "-o", tmp_path / "run")
+    lost = tmp_path / "run/training/seed-1/phase-tiny/model.safetensors"
+    lost.write_bytes(lost.read_bytes()[:50])
+    ended = in_process("evaluate", tmp_path / "run", "--text", text, "--splits", "test,test", "--device", "cpu")
+    assert ended.returncode == 0, ended.stderr
+    assert "left out, for their weights are not there or not whole: seed-1/phase-tiny." in ended.stderr
+    assert [line.split("\t")[:2] for line in ended.stdout.splitlines()[1:]] == [["seed-0/phase-tiny", "test"]]
+    ended = in_process("evaluate", tmp_path / "run", "--text", text, "--member", "seed-1/phase-tiny")
+    assert ended.returncode == 2 and "The weights of seed-1/phase-tiny in the run" in ended.stderr
+    table = tmp_path / "run/tables/training.csv"
+    table.write_text("\n".join(table.read_text().splitlines()[:2]) + "\n")
+    ended = in_process("compare", tmp_path / "run")
+    assert ended.returncode == 0, ended.stderr
+    assert f"there are no numbers of them: {tmp_path / 'run'}/seed-1/phase-tiny." in ended.stderr
+
+
+@pytest.mark.parametrize("words", ["a,b\n", "a,b\n1,2\n", "config,seed,lr,validation_bpc,test_bpc\nx,0,high,1,1\n", ""])
+def test_another_table_in_the_place_of_a_trainings_is_a_sentence(tmp_path: Path, text: Path, words: str) -> None:
+    in_process("train", "lm", *SMALL, "--text", text, "-o", tmp_path / "run")
+    (tmp_path / "run/tables/training.csv").write_text(words)
+    for command in ("compare", "report"):
+        ended = in_process(command, tmp_path / "run")
+        assert ended.returncode == 2, ended.stdout
+        assert "tables/training.csv" in ended.stderr and "Traceback" not in ended.stderr
 
 
 def test_a_refused_name_is_answered_before_torch_is_loaded() -> None:

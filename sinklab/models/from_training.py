@@ -45,7 +45,8 @@ def saved_format(path: Path) -> str | None:
 def members_in(folder: Path) -> dict[str, Path]:
     """Member → weights file of a training run, or of a member's own folder (then named "."); empty for other folders.
 
-    A member that is still in training has no weights yet and is left out.
+    A member that is still in training has no weights yet and is left out. Raises InputError for a run.json that does
+    not name its members, NotFoundError where none has weights.
     """
     import json
 
@@ -58,7 +59,9 @@ def members_in(folder: Path) -> dict[str, Path]:
     if not isinstance(held, dict) or held.get("purpose") != "training":
         return {}
     listed = held.get("members", [])
-    found = {str(name): folder / "training" / str(name) / WEIGHTS for name in listed}
+    if not isinstance(listed, list) or not all(isinstance(name, str) and name for name in listed):
+        raise InputError(f"{folder / 'run.json'} is damaged: its 'members' are not the names of trained models.")
+    found = {name: folder / "training" / name / WEIGHTS for name in listed}
     present = {name: path for name, path in found.items() if path.is_file()}
     if not present:
         raise NotFoundError(f"The training run {folder} has no trained model yet: go on with it, with --resume.")

@@ -69,6 +69,19 @@ def is_narrow(width: float) -> bool:
     return width < (WIDE + NARROW) / 2
 
 
+def panel_rows(count: int, width: float, across: int) -> int:
+    """Rows of so many panels, at most `across` beside each other: more would leave no room to their axes and titles."""
+    return count if is_narrow(width) else -(-count // across)
+
+
+def panels(figure: Figure, count: int, rows: int) -> list[Axes]:
+    """So many panels in rows that are as even as can be; what is left of the last row stays empty."""
+    drawn = figure.subplots(rows, -(-count // rows), squeeze=False)
+    for spare in drawn.flat[count:]:
+        spare.remove()
+    return list(drawn.flat[:count])
+
+
 def layer_ticks(layers: Sequence[int], most: int) -> list[int]:
     """Block numbers to print along an axis: all of them, or every second, fifth, … so that at most `most` stand."""
     for step in (1, 2, 4, 5, 10, 20, 50):

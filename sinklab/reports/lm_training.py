@@ -13,6 +13,7 @@ from sinklab.reports.lm_figures import ablation_rows
 from sinklab.reports.saved import reading
 from sinklab.reports.sections import records
 from sinklab.reports.wording import DASH, fixed, joined, number, percent, plural
+from sinklab.training.compare import training_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +32,7 @@ def gather(run: Run, writer: str) -> tuple[dict[str, pd.DataFrame], list[Drawn],
     saved: dict[str, pd.DataFrame] = {}
     for name in TABLES:
         with reading(run.path / f"tables/{name}.csv", writer):
-            saved[name] = run.table(name)
+            saved[name] = training_table(run) if name == "training" else run.table(name)
     config = run.config
     members = members_of(config)
     sinks = lm_sinks.read_sinks(run.path, members)
@@ -118,9 +119,9 @@ def budget_sentences(config: dict[str, Any]) -> list[str]:
     for name, own in settings["configs"].items():
         groups.setdefault((own["steps"], own["batch"], own["context"]), []).append(str(name))
     return [
-        f"{joined(names) if len(groups) > 1 else 'Every model'}: {steps:,} steps of {plural(batch, 'sequence')} of "
-        f"{context} bytes, {number(steps * batch * context / length, 2)} times through the {length:,} bytes of the "
-        "training split."
+        f"{joined(names) if len(groups) > 1 else 'Every model'}: {plural(steps, 'step')} of "
+        f"{plural(batch, 'sequence')} of {plural(context, 'byte')}, {number(steps * batch * context / length, 2)} "
+        f"times through the {length:,} bytes of the training split."
         for (steps, batch, context), names in groups.items()
     ]
 

@@ -19,6 +19,7 @@ from sinklab.reports.saved import reading
 from sinklab.reports.stale import remove_stale_figures
 from sinklab.reports.training_tables import claim_rows, grouped, shown_tables
 from sinklab.reports.wording import joined, number, percent, plural
+from sinklab.training.compare import training_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,7 +83,7 @@ def write_training_report(run: Run) -> Path:
         saved = {}
         for name in (*ALWAYS, *SAVED[kind]):
             with reading(run.path / f"tables/{name}.csv", WRITER):
-                saved[name] = run.table(name)
+                saved[name] = training_table(run) if name == "training" else run.table(name)
         with reading(run.path / "tables", WRITER):
             drawn = training_captions.draw_all(kind, saved, sweep)
             page = render(run.config, kind, saved, drawn)
@@ -147,8 +148,8 @@ def budget_sentence(budget: dict[str, Any], sweep: str | None = None) -> str:
     compared = "as many as the paper’s" if share == 1 else f"{number(100 * share, 2)} % of the paper’s sequences"
     each = "each point of the sweep" if sweep else "each training"
     return (
-        f"The “{budget['variant']}” budget{changes}: {budget['steps']:,} steps of {budget['batch']:,} fresh sequences "
-        f"for {each}, {compared}."
+        f"The “{budget['variant']}” budget{changes}: {plural(budget['steps'], 'step')} of "
+        f"{plural(budget['batch'], 'fresh sequence')} for {each}, {compared}."
     )
 
 
@@ -161,7 +162,10 @@ def _subtitle(config: dict[str, Any]) -> str:
     swept = [f"sweep over {settings['sweep']}"] if settings["sweep"] else []
     parts = [plural(len(config["members"]), "training"), plural(len(settings["seeds"]), "seed"), *swept]
     return " · ".join(
-        [*parts, f"{budget['variant']} budget: {budget['steps']:,} steps of {budget['batch']:,} sequences"]
+        [
+            *parts,
+            f"{budget['variant']} budget: {plural(budget['steps'], 'step')} of {plural(budget['batch'], 'sequence')}",
+        ]
     )
 
 
@@ -189,10 +193,10 @@ def _facts(config: dict[str, Any]) -> list[tuple[str, str]]:
     batches, size = budget["evaluation"]
     facts = [
         ("Seeds", ", ".join(map(str, settings["seeds"]))),
-        ("Sequences", f"{own['tokens']} tokens of {own['dim']} channels"),
+        ("Sequences", f"{plural(own['tokens'], 'token')} of {own['dim']} channels"),
         ("Optimizer", f"AdamW, learning rate {own['lr']:g}, weight decay {own['weight_decay']:g}, "
                       f"warm-up {percent(own['warmup'])}, linear decay over the last {percent(own['decay'])}"),
-        ("Evaluation", f"{batches} batches of {size} sequences that no training saw"),
+        ("Evaluation", f"{plural(batches, 'batch', 'batches')} of {plural(size, 'sequence')} that no training saw"),
     ]  # fmt: skip
     if "penalty" in own:
         facts.append(("Penalty", f"λ = {own['penalty']:g}, {own['penalty_layers']} over layers, ratio by "

@@ -127,7 +127,7 @@ def _sweep(curves: pd.DataFrame, sweep: str) -> Drawn:
     means = {row["arm"]: row for row in records(ends.groupby("arm")[["score", "half_step"]].mean().reset_index())}
     said = []
     for arm, point in points.items():
-        after = f", half of it after {means[arm]['half_step']:.0f} steps" if sweep == "frequency" else ""
+        after = f", half of it after {plural(round(means[arm]['half_step']), 'step')}" if sweep == "frequency" else ""
         said.append(f"{number(means[arm]['score'])} at {sign} = {point:.3g}{after}")
     what = {
         "frequency": "p is the share of tokens that are to be left alone; at the end the score is about p, for so many "

@@ -45,8 +45,9 @@ def draw_broadcast(table: pd.DataFrame, width: float = drawing.WIDE) -> Figure:
     """Table 3: how far each edit of the source moves the output, and the donor's cosine. table: tables/table3.csv."""
     layers = sorted(int(layer) for layer in table["layer"].unique() if layer >= 0)
     narrow, colour = drawing.is_narrow(width), CLASS_COLOUR["broadcast"]
-    with drawing.paper(width, 0.3 + 2.3 * len(layers) if narrow else 3.3) as figure:
-        drawn = _panels(figure, len(layers), narrow)
+    lines = drawing.panel_rows(len(layers), width, 3)
+    with drawing.paper(width, 0.3 + (2.3 if narrow else 3.0) * lines) as figure:
+        drawn = drawing.panels(figure, len(layers), lines)
         for layer, axes in zip(layers, drawn, strict=True):
             rows = table[table["layer"] == layer]
             edits = [edit for edit in SOURCE_EDITS if edit in set(rows["edit"])]
@@ -67,8 +68,9 @@ def draw_queries_and_keys(table: pd.DataFrame, width: float = drawing.WIDE) -> F
     first = table[(table["seed"] == table["seed"].iloc[0]) & (table["arm"] == table["arm"].iloc[0])]
     layers = sorted(int(layer) for layer in first["layer"].unique())
     narrow = drawing.is_narrow(width)
-    with drawing.paper(width, 0.5 + 3.1 * len(layers) if narrow else 4.1) as figure:
-        for layer, axes in zip(layers, _panels(figure, len(layers), narrow), strict=True):
+    lines = drawing.panel_rows(len(layers), width, 3)
+    with drawing.paper(width, 0.5 + (3.1 if narrow else 3.6) * lines) as figure:
+        for layer, axes in zip(layers, drawing.panels(figure, len(layers), lines), strict=True):
             rows = first[first["layer"] == layer]
             keys = rows["role"] == "key"
             source = rows["source"].astype(bool)
@@ -137,7 +139,8 @@ def draw_pathway(table: pd.DataFrame, width: float = drawing.WIDE) -> Figure:
     ]
     arms, narrow = list(dict.fromkeys(table["arm"])), drawing.is_narrow(width)
     with drawing.paper(width, 7.0 if narrow else 3.4) as figure:
-        for (title, columns), axes in zip(panels, _panels(figure, 3, narrow), strict=True):
+        lines = drawing.panel_rows(len(panels), width, len(panels))
+        for (title, columns), axes in zip(panels, drawing.panels(figure, len(panels), lines), strict=True):
             wide = 0.8 / len(arms)
             for place, arm in enumerate(arms):
                 for group, (column, _) in enumerate(columns):
@@ -152,11 +155,6 @@ def draw_pathway(table: pd.DataFrame, width: float = drawing.WIDE) -> Figure:
             axes.grid(axis="y")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=1 if narrow else 5)
     return figure
-
-
-def _panels(figure: Figure, count: int, narrow: bool) -> list[Axes]:
-    grid: Any = figure.subplots(count, 1, squeeze=False) if narrow else figure.subplots(1, count, squeeze=False)
-    return list(grid.flat)
 
 
 def _bars(

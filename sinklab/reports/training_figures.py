@@ -101,9 +101,9 @@ def draw_curves(curves: pd.DataFrame, sweep: str | None = None, width: float = d
     styles = arm_styles(arms, points)
     panels = [("loss", "Loss of the task"), *((name, _score_title(name, len(scores))) for name in scores)]
     narrow = drawing.is_narrow(width)
-    with drawing.paper(width, 0.6 + 2.1 * len(panels) if narrow else 3.5) as figure:
-        grid = figure.subplots(len(panels), 1) if narrow else figure.subplots(1, len(panels))
-        for (name, title), axes in zip(panels, grid, strict=True):
+    rows = drawing.panel_rows(len(panels), width, 4)
+    with drawing.paper(width, 0.6 + (2.1 if narrow else 2.9) * rows) as figure:
+        for (name, title), axes in zip(panels, drawing.panels(figure, len(panels), rows), strict=True):
             _lines(axes, curves, "step", name, arms, styles)
             axes.set(title=title, xlabel="step", xlim=(0, float(curves["step"].max())))
             if name == "loss":
@@ -172,10 +172,9 @@ def draw_spectrum(
     arms = list(dict.fromkeys(spectrum["arm"].astype(str)))
     layers = sorted(int(layer) for layer in spectrum["layer"].unique())
     styles, narrow = arm_styles(arms, points), drawing.is_narrow(width)
-    with drawing.paper(width, 0.6 + 2.3 * len(layers) if narrow else 3.3) as figure:
-        rows, columns = (len(layers), 1) if narrow else (1, len(layers))
-        drawn = figure.subplots(rows, columns, squeeze=False)
-        for layer, axes in zip(layers, drawn.flat, strict=True):
+    rows = drawing.panel_rows(len(layers), width, 4)
+    with drawing.paper(width, 0.6 + (2.3 if narrow else 2.7) * rows) as figure:
+        for layer, axes in zip(layers, drawing.panels(figure, len(layers), rows), strict=True):
             own = spectrum[spectrum["layer"] == layer]
             _lines(axes, own, "rank", "sigma", arms, styles, marker="o")
             high, low = float(own["sigma"].max()), float(own["sigma"].min())

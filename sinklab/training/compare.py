@@ -20,9 +20,42 @@ LM_MEASURES = ("validation_bpc", "test_bpc")
 """Bits a byte: less is better."""
 
 
+COLUMNS = {
+    "lm": (("config",), ("seed", "lr", *LM_MEASURES)),
+    "toy": (("arm", "edit", "metric"), ("seed", "layer", "mean")),
+}
+"""Columns of tables/training.csv, by kind of training: of text, and of numbers."""
+
+
+class ForeignTable(InputError):
+    """A table is not the one that a training writes; `reason` is a phrase."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"{path} is not the table of a training, {reason}: the command that made the run, with --resume, writes it "
+            "again."
+        )
+        self.reason = reason
+
+
+def training_table(run: Run) -> pd.DataFrame:
+    """tables/training.csv of a run. Raises NotFoundError where it is missing, InputError where it is another table."""
+    from pandas.api.types import is_numeric_dtype
+
+    settings = run.config.get("settings", {})
+    texts, numbers = COLUMNS["lm" if settings.get("kind") == "lm" else "toy"]
+    table = run.table("training")
+    missing = [name for name in (*texts, *numbers) if name not in table]
+    wrong = [name for name in numbers if name in table and not is_numeric_dtype(table[name])]
+    if missing or wrong or not len(table):
+        said = f"it has no {missing[0]}" if missing else "it has no rows"
+        raise ForeignTable(run.path / "tables/training.csv", f"its {wrong[0]} is not a number" if wrong else said)
+    return table
+
+
 def read_lm_results(run: Run) -> pd.DataFrame:
     """A language model run's rows; of a sweep those of the learning rate that was chosen."""
-    table = run.table("training")
+    table = training_table(run)
     chosen = table["config"].map(run.config.get("chosen", {})).astype(float)
     table = table[(table["lr"] == chosen) | chosen.isna()]
     rows = table.melt(["config", "seed"], list(LM_MEASURES), "measure", "value")
@@ -31,7 +64,7 @@ def read_lm_results(run: Run) -> pd.DataFrame:
 
 def read_toy_results(run: Run) -> pd.DataFrame:
     """A controlled task's rows: the whole model's own errors, without any edit."""
-    table = run.table("training")
+    table = training_table(run)
     table = table[(table["edit"] == "baseline") & table["metric"].str.endswith("_mse")]
     rows = table.sort_values("layer").drop_duplicates(["arm", "seed", "metric"])
     return rows.rename(columns={"metric": "measure", "mean": "value"})[["arm", "seed", "measure", "value"]]
@@ -79,6 +112,18 @@ def read_results(paths: Sequence[str | Path]) -> pd.DataFrame:
         raise InputError("A run is compared with others: the same folder was given twice.")
     frames = [READERS[kinds[0]](run).assign(run=run.path.as_posix()) for run in runs]
     return pd.concat(frames, ignore_index=True)[["run", "arm", "seed", "measure", "value"]]
+
+
+def left_out(paths: Sequence[str | Path], results: pd.DataFrame) -> list[str]:
+    """Models that a run names and `results` has no number of: "RUN/seed-0/phase-tiny"."""
+    known = results.dropna(subset=["value"])
+    rows = zip(known["run"], known["arm"], known["seed"], strict=True)
+    seen = {f"{run}/seed-{seed}/{arm}" for run, arm, seed in rows}
+    planned = []
+    for run in map(Run.open, paths):
+        names = [str(name).split("/lr=")[0] for name in run.config.get("members", [])]
+        planned += [f"{run.path.as_posix()}/{name}" for name in names]
+    return [name for name in dict.fromkeys(planned) if name not in seen]
 
 
 def differing_texts(paths: Sequence[str | Path]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from sinklab.data.text import Text
 from sinklab.errors import InputError, NotFoundError
 from sinklab.models.lm_file import SavedLM, read_lm
 from sinklab.run import Run
+from sinklab.training.finished import whole_weights
 from sinklab.training.lm_measure import bits_per_byte
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 def trained_models(path: str | Path, members: Sequence[str] = ()) -> dict[str, Path]:
     """Name → weights file: of a training run, all finished members or those named; or of a weights file, itself.
 
+    A warning names those that are left out.
     Raises NotFoundError for a member that is not there, InputError for a run of another kind.
     """
     path = Path(path)
@@ -31,11 +34,22 @@ def trained_models(path: str | Path, members: Sequence[str] = ()) -> dict[str, P
         raise InputError(
             f"sinklab evaluate reads runs of `sinklab train lm`; {path} is of kind {kind or 'diagnose'!r}."
         )
-    known = {name: path / "training" / name / "model.safetensors" for name in run.config.get("members", [])}
+    known = {name: path / "training" / name / "model.safetensors" for name in map(str, run.config.get("members", []))}
     strange = [name for name in members if name not in known]
     if strange:
         raise NotFoundError(f"The run {path} has no {strange[0]!r}; it has {', '.join(known)}.")
-    finished = {name: file for name, file in known.items() if file.is_file() and (not members or name in members)}
+    asked = {name: file for name, file in known.items() if not members or name in members}
+    finished = {
+        name: file for name, file in asked.items() if whole_weights(file) and file.with_suffix(".json").is_file()
+    }
+    if finished and len(finished) < len(asked):
+        missing = ", ".join(name for name in asked if name not in finished)
+        warnings.warn(f"left out, for their weights are not there or not whole: {missing}.", stacklevel=2)
+    if not finished and members:
+        raise NotFoundError(
+            f"The weights of {', '.join(asked)} in the run {path} are not there or not whole: go on with it, by "
+            "its own command and --resume."
+        )
     if not finished:
         raise NotFoundError(
             f"Nothing in the run {path} is trained yet: go on with it, by its own command and --resume."
@@ -63,6 +77,7 @@ def evaluate_models(
     """
     import pandas as pd
 
+    splits = list(dict.fromkeys(splits))
     for split in splits:
         text.length(split)  # refuses a strange one before the first model runs
     rows = []

@@ -189,3 +189,19 @@ def test_the_page_opens_on_a_desktop_and_a_phone_without_a_complaint_or_sideways
         assert browser.complaints() == []
         assert [url for url in browser.requests() if not url.startswith("data:")] == [path.as_uri()]
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_model_of_many_layers_has_room_for_each_panel() -> None:
+    import pandas as pd
+
+    from sinklab.reports.training_figures import draw_curves
+
+    row = {"seed": 0, "arm": "broadcast", "point": float("nan"), "loss": 1.0}
+    scores = {f"sink_{layer}": 0.5 for layer in range(21)}
+    curves = pd.DataFrame([{**row, **scores, "step": step, "loss": 1 / step} for step in (1, 2)])
+    figure = draw_curves(curves)
+    figure.draw_without_rendering()
+    widths = [axes.get_position().width * figure.get_figwidth() for axes in figure.axes]
+    heights = [axes.get_position().height * figure.get_figheight() for axes in figure.axes]
+    assert len(widths) == 22 and min(widths) > 1.2 and min(heights) > 1.2

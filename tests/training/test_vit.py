@@ -211,3 +211,19 @@ def test_images_without_labels_train_all_but_the_probe_and_none_are_the_best(tmp
     assert (member / "model.safetensors").is_file() and not (member / "best.safetensors").exists()
     assert "probe" not in read_metrics(member / METRICS)[-1]
     assert set(pd.read_csv(tmp_path / "run/tables/training.csv")["metric"]) == {"images", "common_mode"}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("model.safetensors", None), ("model.json", "{}"), ("evaluation.json", "[]"), ("evaluation.json", "[{]")],
+)
+def test_what_was_lost_of_a_finished_training_is_made_again_from_its_checkpoint(
+    tmp_path: Path, name: str, words: str | None
+) -> None:
+    config = small()
+    trained(tmp_path, config)
+    own = folder(tmp_path, config)
+    before = {path.name: path.read_bytes() for path in own.iterdir()}
+    (own / name).unlink() if words is None else (own / name).write_text(words)
+    assert trained(tmp_path, config, resume=True).config["status"] == "complete"
+    assert {path.name: path.read_bytes() for path in own.iterdir()} == before
