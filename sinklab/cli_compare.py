@@ -9,6 +9,7 @@ import typer
 
 from sinklab import terminal
 from sinklab.atomic import require_csv
+from sinklab.errors import InputError
 
 
 def compare(
