@@ -59,7 +59,6 @@ def open_run(path: str | Path) -> Diagnosis:
     A run that trained models has tables and a report; what its models do is in the runs below `RUN/diagnosed/`.
     """
     from sinklab.reports.training import is_training
-    from sinklab.sinks.resume import require_readable, require_whole
 
     if not isinstance(path, (str, Path)):
         raise InputError(f"A run is opened by the path of its folder, not by {path!r}.")
@@ -70,6 +69,8 @@ def open_run(path: str | Path) -> Diagnosis:
             f"The run {path} is not complete (status: {run.config.get('status')}): go on with --resume first."
         )
     if not is_training(run):
+        from sinklab.sinks.resume import require_readable, require_whole  # which load torch
+
         require_whole(run)
         require_readable(run)
     return run
