@@ -117,9 +117,9 @@ def _table_3(table: pd.DataFrame) -> Shown:
         title="The source’s value and place, edited (Table 3)",
         caption=f"{_ours(means)}. In which layer the broadcast lands depends on the seed, so the paper’s layers, of "
         "one model, need not be ours; the paper counts them from 1. The control zeroes an ordinary token’s value. "
-        f"{MSE} Donor-target MSE: the same against x + the donor’s payload. {DELTA}, over recipients (all tokens but "
-        "j*). Shared energy: the share of that change’s energy which all recipients of a sequence have in common. Donor "
-        "cosine: of the recipients’ mean change with p_donor − p_own.",
+        f"{MSE} Donor-target MSE: the same against x + the donor’s payload. {DELTA}, over recipients (all but "
+        "j*). Shared energy: the share of that change’s energy which the recipients of a sequence have in common. "
+        "Donor cosine: of the recipients’ mean change with p_donor − p_own.",
         source="tables/table3.csv",
         heads=list(columns.values()),
         rows=rows,
