@@ -96,10 +96,10 @@ def train_lm_command(
         read = open_text(text, vocabulary=vocabulary.value, shares=shares)
         for remark in read.notes:
             terminal.note(remark)
-        with terminal.training([member.name for member in planned], "validation") as tell:
+        with terminal.training([member.name for member in planned], "validation", "bits a byte") as tell:
 
             def progress(member: Any, state: Any) -> None:
-                tell(member.name, state.step, state.steps, state.loss, state.score, state.seconds_left)
+                tell(member.name, state.step, state.steps, state.loss / math.log(2), state.score, state.seconds_left)
 
             run = train_lm(
                 output,

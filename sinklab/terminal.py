@@ -144,8 +144,9 @@ def progress(nouns: str = "images") -> Any:
 class _Training:
     """Progress of trainings: on a terminal one line that is written over, in a pipe a line now and then."""
 
-    def __init__(self, names: Sequence[str], score: str) -> None:
+    def __init__(self, names: Sequence[str], score: str, unit: str) -> None:
         self._names, self._last, self._name, self._score = list(names), -PLAIN_EVERY, "", score
+        self._unit = f" {unit}" if unit else ""
         self._over = sys.stderr.isatty()
 
     def __enter__(self) -> _Training:
@@ -165,7 +166,8 @@ class _Training:
         self._name = name
         scores = " ".join(f"{value:.2f}" for value in score.values())
         place = f"{self._names.index(name) + 1}/{len(self._names)} " if len(self._names) > 1 else ""
-        line = f"{place}{name}  step {step}/{steps}  loss {loss:.4f}" + (f"  {self._score} {scores}" if scores else "")
+        line = f"{place}{name}  step {step}/{steps}  loss {loss:.4f}{self._unit}"
+        line += f"  {self._score} {scores}{self._unit}" if scores else ""
         if left is not None and step < steps:
             line += f"  {left:.0f} s left"
         if self._over:
@@ -174,12 +176,12 @@ class _Training:
             say(line)
 
 
-def training(names: Sequence[str], score: str = "sink") -> _Training:
+def training(names: Sequence[str], score: str = "sink", unit: str = "") -> _Training:
     """A with-block that gives a callable (name, step, steps, loss, scores, seconds left) for these trainings.
 
-    `score` says what the scores are.
+    `score` says what the scores are, `unit` what loss and scores are counted in, if they are in one.
     """
-    return _Training(names, score)
+    return _Training(names, score, unit)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, titled: bool = False) -> None:

@@ -35,7 +35,7 @@ def test_a_training_leaves_models_metrics_a_sample_and_a_table(tmp_path: Path, t
     assert list(zip(table["seed"], table["config"], strict=True)) == [
         *((0, "phase-tiny"), (0, "transformer-tiny"), (1, "phase-tiny"), (1, "transformer-tiny"))
     ]
-    assert "4/4 seed-1/transformer-tiny  step 4/4  loss" in ended.stderr and "validation" in ended.stderr
+    assert "4/4 seed-1/transformer-tiny  step 4/4  loss" in ended.stderr and "bits a byte  validation" in ended.stderr
     folder = tmp_path / "run/training/seed-1/phase-tiny"
     held = read_lm(folder / "model.safetensors")
     assert held.context == 8 and held.saved["text"]["name"] == "clocks.txt"

@@ -119,7 +119,7 @@ def _same_everywhere(effects: Any, noun: str) -> list[str]:
     """A note on heads whose sink has one and the same value in every image: swapping it says nothing there."""
     own = effects[(effects["joint"] == 0) & effects["edit"].isin(["donor", "mean"])]
     largest = own.groupby(["layer", "head"])["patch_change"].max()
-    heads = [f"{layer}:{head}" for (layer, head), change in largest.items() if change == 0]
+    heads = [f"L{layer}H{head}" for (layer, head), change in largest.items() if change == 0]
     if not heads:
         return []
     verb = "Heads" if len(heads) > 1 else "Head"

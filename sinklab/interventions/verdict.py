@@ -24,6 +24,8 @@ CARRIED = (("shared_energy", 0.9), ("donor_cosine", 0.5))
 """A donor's value is carried to all tokens if its change has at least these, with the whole interval."""
 MUCH = 0.5
 """An edit does little against another if it does at most this share of it, with the whole interval."""
+CARRYING = "a donor's value moves all tokens alike and towards the donor"
+"""How the reason of a verdict begins where a broadcast was found to carry something of its input."""
 FEW = 5
 """Below this many images nothing is decided, whatever was asked."""
 FEW_HEADS = 3
@@ -87,7 +89,7 @@ def _carries(sample: Sample) -> str | None:
     low, high = sample.interval(np.column_stack([measured, control]))
     if not (all(at >= least for at, (_, least) in zip(low[:2], CARRIED, strict=True)) and high[2] < 0):
         return None
-    return "a donor's value moves all tokens alike and towards the donor, and an ordinary token's value does little"
+    return f"{CARRYING}, and zeroing an ordinary token's value does little"
 
 
 def _listed(names: Sequence[str]) -> str:

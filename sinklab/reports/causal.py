@@ -9,12 +9,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from sinklab.reports.effects import CAUSAL_CLASSES, LARGE, SMALL, Causal, class_cells, head_rows, shown_blocks
+from sinklab.reports.effects import CAUSAL_CLASSES, Causal, class_cells, head_rows, shown_blocks
 from sinklab.reports.nouns import Words
 from sinklab.reports.palette import CLASS_NAME
 from sinklab.reports.sections import records
+from sinklab.reports.signature import carries, donor_words, expected, means_words
 from sinklab.reports.verdict import LIKENED
-from sinklab.reports.wording import head_name, joined, number, plural, some
+from sinklab.reports.wording import head_name, joined, plural, some
 from sinklab.sinks.classify import SinkDefinition
 from sinklab.sinks.rule import SinkRule
 
@@ -141,22 +142,17 @@ def _verdict_words(name: str, verdict: dict[str, Any], rows: list[dict[str, Any]
 def _numbers(causal: Causal, name: str, blocks: str, rows: list[dict[str, Any]]) -> str:
     """The class means behind the verdict, grouped as the signature groups them."""
     cells = class_cells(causal, name, blocks)
-    parts = []
-    for edits in (SMALL[name], LARGE[name]):
-        known = [edit for edit in edits if edit in cells]
-        if known:
-            means = joined([number(cells[edit].mean) for edit in known])
-            parts.append(
-                f"{joined(known)} {'changes' if len(known) == 1 else 'change'} the {causal.words.moved} by {means}"
-            )
+    carried = name == "broadcast" and carries(causal)
+    parts = means_words(causal, name, blocks, carried)
     if not parts:
         return ""
-    missing = [edit for edit in (*SMALL[name], *LARGE[name]) if edit not in cells]
+    missing = [edit for edits in expected(name, carried) for edit in edits if edit not in cells]
     without = f"; {joined(missing)} could not be measured" if missing else ""
     one = max(cell.heads for cell in cells.values()) == 1
     over = f"the {causal.words.nouns} of the one head in {WHERE[blocks]}" if one else f"the heads in {WHERE[blocks]}"
     over += " that has enough of them" if one and len(_of_blocks(rows, blocks)) > 1 else ""
-    return f"On average over {over}, {', while '.join(parts)}{without}."
+    content = f"{donor_words(causal, blocks)}; " if carried else ""
+    return f"On average over {over}, {content}{', while '.join(parts)}{without}."
 
 
 def _tally(name: str, rows: list[dict[str, Any]]) -> str:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 from sinklab.reports import captions, drawing
 from sinklab.reports.effects import (
     CAUSAL_CLASSES,
-    LARGE,
-    SMALL,
     Causal,
     effects_table,
     joint_table,
@@ -18,6 +16,7 @@ from sinklab.reports.effects import (
 from sinklab.reports.nouns import IMAGES, Words
 from sinklab.reports.palette import CLASS_COLOUR, CLASS_NAME, INK, MUTED, PAPER
 from sinklab.reports.sections import records
+from sinklab.reports.signature import carries, expected, kinds_words
 from sinklab.reports.wording import joined, number, plural
 
 if TYPE_CHECKING:
@@ -44,17 +43,17 @@ def effects_figure(causal: Causal) -> captions.Drawn | None:
     scale = "logarithmic above its first mark, so that small and large bars both show; 0 is at the bottom"
     scale = f" The axis is {scale}." if threshold(table) else ""
     over, words = _interval_over(table, causal.words), causal.words
+    carried = carries(causal)
     hollow = bool(((table["drawn"] == "dot") & (table["blocks"] == "0")).any())
     return captions.drawn_twice(
         "fig6-causal-effects",
-        lambda width: draw_effects(table, causal.edits, blocks, width, words),
+        lambda width: draw_effects(table, causal.edits, blocks, width, words, carried),
         title="What follows when a sink is edited",
         reading=f"Bars are class means of the relative change of the {words.moved}, with 95 % intervals "
         f"{over}; each dot is one head{', a hollow one a head of layer 0' if hollow else ''}. "
         "Under each bar stand the edit and its "
-        "mean. A triangle says what the class’s signature expects: ▽ little change, ▲ much change. A NOP does not "
-        "mind losing its value but minds getting a real one or losing its place; a broadcast minds losing its value, "
-        f"not trading it for another {words.noun}’s. “Control” zeroes {words.drawn_from} instead of the sink’s.{scale}",
+        "mean. A triangle says what the class’s signature expects: ▽ little change, ▲ much change. "
+        f"{kinds_words(causal, carried)} “Control” zeroes {words.drawn_from} instead of the sink’s.{scale}",
         counts=f"n = {'; '.join(said)}; classes by the definition “{causal.patch.get('definition', 'causal')}”.",
         alt=f"Bars of the relative change of the {words.moved} by edit. {seen}",
         table=table,
@@ -102,8 +101,12 @@ def draw_effects(
     blocks: dict[str, str],
     width: float = drawing.WIDE,
     words: Words = IMAGES,
+    carried: bool = False,
 ) -> Figure:
-    """Fig. 6: table as `effects_table` gives it; blocks says whose mean the bars of each class are."""
+    """Fig. 6: table as `effects_table` gives it; blocks says whose mean the bars of each class are.
+
+    carried: whether the broadcasts are of the kind that carries content, which has other triangles.
+    """
     narrow = drawing.is_narrow(width)
     with drawing.paper(width, 5.6 if narrow else 3.5) as figure:
         panels = figure.subplots(2, 1, sharey=True) if narrow else figure.subplots(1, 2, sharey=True)
@@ -111,7 +114,7 @@ def draw_effects(
         for name, axes in zip(CAUSAL_CLASSES, panels, strict=True):
             if start:
                 axes.set_yscale("symlog", linthresh=start, linscale=0.5)
-            _panel(axes, table[table["class"] == name], name, edits, blocks.get(name, ""))
+            _panel(axes, table[table["class"] == name], name, edits, blocks.get(name, ""), carried)
         top = _highest(table)
         panels[0].set_ylim(0, top * (1.6 if start else 1.06) if top > 0 else 1)
         _plain_numbers(panels[0], start, top)
@@ -121,7 +124,7 @@ def draw_effects(
     return figure
 
 
-def _panel(axes: Axes, mine: pd.DataFrame, name: str, edits: Sequence[str], blocks: str) -> None:
+def _panel(axes: Axes, mine: pd.DataFrame, name: str, edits: Sequence[str], blocks: str, carried: bool) -> None:
     colour = CLASS_COLOUR[name]
     means: dict[str, float] = {}
     for row in records(mine[mine["drawn"] == "bar"]):
@@ -143,7 +146,7 @@ def _panel(axes: Axes, mine: pd.DataFrame, name: str, edits: Sequence[str], bloc
         axes.vlines(at, row["low"], row["high"], color=INK, linewidth=1.4, zorder=5)
         for end in (row["low"], row["high"]):
             axes.hlines(end, at - 0.09, at + 0.09, color=INK, linewidth=1.4, zorder=5)
-    labels = [_tick_label(name, edit, means) for edit in edits]
+    labels = [_tick_label(expected(name, carried), edit, means) for edit in edits]
     axes.set_xticks(range(len(edits)), labels, fontsize=7.5)
     axes.tick_params(axis="x", length=0)
     axes.set_xlim(-0.6, len(edits) - 0.4)
@@ -153,8 +156,9 @@ def _panel(axes: Axes, mine: pd.DataFrame, name: str, edits: Sequence[str], bloc
         axes.text(0.5, 0.5, "no head was edited", transform=axes.transAxes, ha="center", color=MUTED)
 
 
-def _tick_label(name: str, edit: str, means: dict[str, float]) -> str:
-    sign = "▽ " if edit in SMALL[name] else "▲ " if edit in LARGE[name] else ""
+def _tick_label(signature: tuple[tuple[str, ...], tuple[str, ...]], edit: str, means: dict[str, float]) -> str:
+    small, large = signature
+    sign = "▽ " if edit in small else "▲ " if edit in large else ""
     short = SHORT.get(edit, edit)[:12].replace("$", r"\$")
     return f"{short}\n{sign}{number(means[edit])}" if edit in means else f"{short}\n "
 
@@ -236,7 +240,7 @@ def joint_figure(causal: Causal) -> captions.Drawn | None:
         seen.append(f"{heads} together: {means}.")
     return captions.drawn_twice(
         "fig6-joint-effects",
-        lambda width: draw_joint(table, causal.edits, width, words),
+        lambda width: draw_joint(table, causal.edits, width, words, carries(causal)),
         title="What follows when several heads are edited at once",
         reading=f"Relative change of the {words.moved} when the first k chosen heads of a class are edited together, "
         "one line an edit; the band is the 95 % interval. Full lines are edits that the class’s signature expects to "
@@ -247,7 +251,13 @@ def joint_figure(causal: Causal) -> captions.Drawn | None:
     )
 
 
-def draw_joint(table: pd.DataFrame, edits: Sequence[str], width: float = drawing.WIDE, words: Words = IMAGES) -> Figure:
+def draw_joint(
+    table: pd.DataFrame,
+    edits: Sequence[str],
+    width: float = drawing.WIDE,
+    words: Words = IMAGES,
+    carried: bool = False,
+) -> Figure:
     """Effect against the number of heads edited together: table as `joint_table` gives it."""
     from matplotlib.lines import Line2D
 
@@ -256,9 +266,10 @@ def draw_joint(table: pd.DataFrame, edits: Sequence[str], width: float = drawing
         panels = figure.subplots(2, 1, sharey=True) if narrow else figure.subplots(1, 2, sharey=True)
         for name, axes in zip(CAUSAL_CLASSES, panels, strict=True):
             mine = table[table["class"] == name]
+            small, large = expected(name, carried)
             for place, edit in enumerate(edits):
                 rows = mine[mine["name"] == edit].sort_values("joint")
-                style = "-" if edit in LARGE[name] else (0, (5, 2)) if edit in SMALL[name] else (0, (1, 2))
+                style = "-" if edit in large else (0, (5, 2)) if edit in small else (0, (1, 2))
                 axes.plot(rows["joint"], rows["mean"], color=CLASS_COLOUR[name], linewidth=1.2, linestyle=style,
                           marker=MARKERS[place % len(MARKERS)], markersize=4.5, markerfacecolor=PAPER)  # fmt: skip
                 axes.fill_between(rows["joint"], rows["low"], rows["high"], color=CLASS_COLOUR[name], alpha=0.12,

@@ -33,9 +33,6 @@ EDIT_MEANING = {
 """What each edit does, for `Words.say`."""
 CONTRASTS = ("ordinary - zero", "route - zero", "donor - ordinary", "zero - donor", "zero - mean", "route - donor",
              "route - mean")  # fmt: skip
-SMALL = {"nop": ("zero", "mean", "donor"), "broadcast": ("mean", "donor")}
-LARGE = {"nop": ("ordinary", "route"), "broadcast": ("zero", "route")}
-"""The signature of a class: which edits should change little, and which much in comparison."""
 MEASURES = {
     "patch_change": ("{moved_title}", "relative change"),
     "cls_change": ("{first_title}", "relative change"),

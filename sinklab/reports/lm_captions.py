@@ -35,8 +35,8 @@ def _curves(curves: pd.DataFrame, points: pd.DataFrame) -> Drawn:
         lambda width: figures.draw_curves(curves, points, width),
         title="Bits a byte while training",
         reading="Left, or above, of the batch of the step; right, or below, of windows spread over the validation "
-        "split, each read from its own beginning: dearer than the sliding window of the table. The first steps may "
-        f"lie above the panel.{solid}",
+        "split, each read from its own beginning, so that they differ from the table’s sliding window. The first steps "
+        f"may lie above the panel.{solid}",
         counts=_counts(curves, "lines are medians over seeds, thin ones the seeds"),
         alt=f"Validation bits a byte at the end of training: {'; '.join(said) or 'none'}.",
         table=curves,

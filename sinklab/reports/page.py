@@ -234,7 +234,8 @@ def render(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         loader=FunctionLoader(lambda name: (assets / name).read_text(encoding="utf-8")),
     )  # fmt: skip
-    environment.filters |= {"number": wording.number, "fixed": wording.fixed, "percent": wording.percent}
+    environment.filters |= {"number": wording.number, "fixed": wording.fixed, "percent": wording.percent,
+                            "settled": wording.settled}  # fmt: skip
     environment.globals |= {"plural": wording.plural, "fullness": fullness, "class_name": CLASS_NAME,
                             "classes": CLASSES, "kind_name": KIND_NAME, "kind_glyph": KIND_GLYPH,
                             "paper": PAPER}  # fmt: skip

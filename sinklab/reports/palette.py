@@ -31,6 +31,9 @@ KIND_NAME = {"cls": "[CLS]", "register": "register", "patch": "patch", "bos": "f
 KIND_MARKER = {kind: {"cls": "o", "register": "D", "patch": "s"}[role] for kind, role in ROLE.items()}
 KIND_GLYPH = {kind: {"cls": "●", "register": "◆", "patch": "■"}[role] for kind, role in ROLE.items()} | {"none": "–"}
 
+MOVING, RESTING = "#6f63c9", "#a9745b"
+"""What attention does to phases, and what leaves them: no class of head, so none of the classes' colours."""
+
 CSS_VARIABLE = {
     INK: "--ink",
     MUTED: "--muted",
@@ -40,6 +43,8 @@ CSS_VARIABLE = {
     **{colour: f"--{name}" for name, colour in CLASS_COLOUR.items()},
     **{colour: f"--on-{name}" for name, colour in ON_CLASS.items()},
     **{colour: f"--{name}" for name, colour in _COLOUR.items()},
+    MOVING: "--moving",
+    RESTING: "--resting",
 }
 
 LAYER_RAMP = ("#d9e86b", "#a4cd4f", "#68aa48", "#357f46", "#1d5a3d")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.reports import captions, drawing
 from sinklab.reports.nouns import Words
-from sinklab.reports.palette import CLASS_COLOUR, INK, KIND_COLOUR, MUTED, PAPER
+from sinklab.reports.palette import INK, KIND_COLOUR, MOVING, MUTED, PAPER, RESTING
 from sinklab.reports.saved import reading
 from sinklab.reports.tables import each_row
 from sinklab.reports.wording import fixed, joined, percent, plural
@@ -208,7 +208,7 @@ def draw_order(table: pd.DataFrame, width: float = drawing.WIDE) -> Figure:
             "linestyle": "none",
             "markersize": 5,
             "elinewidth": 0.8,
-            "color": CLASS_COLOUR["broadcast"],
+            "color": MOVING,
         }
         axes.errorbar(at, table["order"], table["order_sem"].fillna(0), marker="o", label="what is read, |G|", **style)
         axes.errorbar(at, table["order_reference"], table["order_reference_sem"].fillna(0), marker="o",
@@ -230,7 +230,7 @@ def draw_push(table: pd.DataFrame, width: float = drawing.WIDE) -> Figure:
     heads = int(table["head"].max()) + 1
     with drawing.paper(width, 2.7) as figure:
         axes = figure.subplots()
-        axes.bar(at, table["repulsion"], 0.6 / heads, color=CLASS_COLOUR["nop"], label="negative v")
+        axes.bar(at, table["repulsion"], 0.6 / heads, color=RESTING, label="negative v")
         axes.errorbar(
             at, table["repulsion"], table["repulsion_sem"].fillna(0), linestyle="none", color=INK, elinewidth=0.8
         )
@@ -254,7 +254,7 @@ def draw_rest(table: pd.DataFrame, width: float = drawing.WIDE) -> Figure:
         for place, row in enumerate(each_row(table)):
             for column, name in enumerate(columns):
                 share = float(getattr(row, name))
-                colour = CLASS_COLOUR["broadcast" if name == "acts" else "nop"]
+                colour = MOVING if name == "acts" else RESTING
                 alpha = 0.6 * share if share == share else 0.0
                 axes.add_patch(Rectangle((column - 0.48, place - 0.44), 0.96, 0.88, facecolor=colour, alpha=alpha))
                 axes.text(column, place, percent(share), ha="center", va="center", fontsize=7.5, color=INK)

@@ -50,7 +50,8 @@ def read_task(folder: Path) -> pd.DataFrame | None:
 
 
 def task_tables(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """One entry a (layer, head): `layer`, `head`, `class`, `metrics` (heading and meaning), `rows` and `counted`.
+    """One entry a (layer, head): `layer`, `head`, `class`, `metrics` (heading and meaning), `rows`,
+    `spread` (whether there are standard errors, which one batch has not) and `counted`.
 
     A row has `edit` and `cells`, (mean, standard error) one a metric or None where it was not measured.
     """
@@ -68,6 +69,7 @@ def task_tables(table: pd.DataFrame) -> list[dict[str, Any]]:
                 "class": str(first["class"]),
                 "metrics": [METRICS.get(name, (name, "")) for name in metrics],
                 "rows": [{"edit": edit, "cells": [cell.get((edit, name)) for name in metrics]} for edit in edits],
+                "spread": bool(rows["sem"].notna().any()),
                 "counted": f"{plural(batches, 'batch', 'batches')}, {plural(sequences, 'sequence')}",
             }
         )

@@ -117,10 +117,11 @@ def _how_many(numbers: dict[str, Any], sunk: pd.DataFrame, definition: SinkDefin
     else:
         often = (
             some([head_name(row.layer, row.head) for row in each_row(steady)]) if 0 < len(steady) < sinking
-            else "none of them" if not len(steady) else "it does so" if sinking == 1 else "all of them"
+            else "none of them" if not len(steady) else "and does so" if sinking == 1 else "all of them"
         )  # fmt: skip
-        line = Markup("{} in at least one of {}, {} in half of the {} or more.").format(
-            start, words.count(numbers["images"]), often, words.nouns
+        comma = "" if often.startswith("and") else ","
+        line = Markup("{} in at least one of {}{} {} in half of the {} or more.").format(
+            start, words.count(numbers["images"]), comma, often, words.nouns
         )
     between = _names(sunk, definition, "intermediate")
     if between:
@@ -171,11 +172,14 @@ def _other(sunk: pd.DataFrame, own: str, other: str) -> Markup:
 
 def _no_sinks(heads: pd.DataFrame, rule: SinkRule, numbers: dict[str, Any], words: Words) -> Verdict:
     column = RULE_COLUMN[rule.name]
-    images = words.count(numbers["images"])
+    where = f"In none of {words.count(numbers['images'])} did any of" if numbers["images"] > 1 else (
+        f"In the one {words.noun} measured, none of"
+    )  # fmt: skip
+    meet = "meet" if numbers["images"] > 1 else "met"
     none = "No head sinks" if numbers["not_finite"] < numbers["pairs"] else "Nothing could be measured"
-    sentence = "<strong>{}.</strong> In none of {} did any of {} meet the rule: "
+    sentence = "<strong>{}.</strong> {} {} {} the rule: "
     sentence += " there is no NOP and no broadcast to tell apart."
-    lines = [Markup(sentence).format(none, images, plural(numbers["pairs"], "head"))]
+    lines = [Markup(sentence).format(none, where, plural(numbers["pairs"], "head"), meet)]
     finite = heads[heads["finite"].astype(bool)]
     if len(finite):
         ordered = finite.astype({column: "float64"}).sort_values(["image_index", "layer", "head"])

@@ -22,6 +22,15 @@ def number(value: float, digits: int = 2) -> str:
     return f"{round(value, places):,.{places}f}"
 
 
+ROUNDING = 2.0**-23
+"""The spacing of float32 at 1."""
+
+
+def settled(value: float) -> float:
+    """`value`, or 0 where a difference is no larger than rounding leaves of equal numbers about 1."""
+    return 0.0 if abs(value) <= ROUNDING else value
+
+
 def fixed(value: float, places: int = 2) -> str:
     """`value` with that many decimals, "–" if not finite."""
     return f"{value:,.{places}f}" if isfinite(value) else DASH

@@ -90,7 +90,7 @@ def bits_per_byte(
 
 @torch.no_grad()
 def quick_bits(model: Any, windows: Windows, *, batch: int = 64, ranks: Ranks | None = None) -> float:
-    """Bits a byte over separate windows of N + 1, each from its own beginning: dearer than `bits_per_byte`'s."""
+    """Bits a byte over separate windows of N + 1, each from its own beginning, as `bits_per_byte`'s are not."""
     ranks = ranks or Ranks()
     starts = [start for _, start in windows.entries][ranks.share]
     device = next(model.parameters()).device

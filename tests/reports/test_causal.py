@@ -94,6 +94,28 @@ def test_the_heads_that_do_not_agree_and_those_without_a_verdict_are_named(tmp_p
     assert broadcast["against"] == [] and broadcast["tally"] == "Of 2 edited broadcast heads, all agree."
 
 
+CARRYING = (
+    "a donor's value moves all tokens alike and towards the donor, and zeroing an ordinary token's value does little"
+)
+
+
+def test_a_broadcast_that_carries_content_is_worded_and_marked_as_one(tmp_path: Path) -> None:
+    heads = [Edited(layer=1, head=head, named="broadcast", behaves="broadcast", reason=CARRYING) for head in range(3)]
+    causal = causal_of(tmp_path, heads)
+    causal.verdicts.loc[causal.verdicts["level"] == "class", "reason"] = CARRYING
+    numbers = class_findings(causal)[1]["numbers"]
+    assert "the donor’s value moves all tokens alike and towards the donor (shared energy 0.7" in numbers
+    assert "control changes the" in numbers and "while zero changes the" in numbers and "mean" not in numbers
+    table, blocks = effects_table(causal), {name: shown_blocks(causal, name) for name in CAUSAL_CLASSES}
+    figure = causal_figures.draw_effects(table, causal.edits, blocks, carried=True)
+    signs = {label.get_text().split()[0]: label.get_text()[:-1] for label in figure.axes[1].get_xticklabels()}
+    assert "▲" in signs["zero"] and "▽" in signs["control"]
+    assert not any(sign in signs[edit] for edit in ("mean", "donor", "route") for sign in "▽▲")
+    drawn = causal_figures.effects_figure(causal)
+    assert drawn is not None and "not trading it for another" not in str(drawn)
+    assert "not trading it for another" in str(causal_figures.effects_figure(causal_of(tmp_path / "constant")))
+
+
 def test_thin_evidence_is_undecided_and_never_a_class(tmp_path: Path) -> None:
     thin = [Edited(layer=1, head=0, images=4), Edited(layer=2, head=0, images=7)]
     causal = causal_of(tmp_path, thin)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sinklab.reports.wording import layers_phrase, number, percent, plural, ranges
+from sinklab.reports.wording import layers_phrase, number, percent, plural, ranges, settled
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,11 @@ from sinklab.reports.wording import layers_phrase, number, percent, plural, rang
 )
 def test_a_number_keeps_its_significant_digits(value: float, digits: int, written: str) -> None:
     assert number(value, digits) == written
+
+
+def test_a_difference_within_rounding_is_nothing_and_a_larger_one_stays() -> None:
+    assert number(settled(3e-8)) == "0" and number(settled(-6.1e-8)) == "0"
+    assert settled(-2e-7) == -2e-7 and number(settled(float("nan"))) == "–"
 
 
 def test_a_percentage_never_rounds_something_to_nothing_nor_nearly_all_to_all() -> None:
