@@ -52,6 +52,8 @@ class Text:
     symbols: bytes = field(repr=False)
     """Token i is the byte symbols[i]."""
     notes: tuple[str, ...] = ()
+    given_splits: bool = False
+    """Whether the splits came with the text, and are not shares of it."""
 
     @cached_property
     def sha256(self) -> str:
@@ -213,7 +215,14 @@ def open_text(source: str | Path, *, vocabulary: str = "observed", shares: Seque
     if counts[0]:
         notes = (f"{name} is not plain text: {int(counts[0]):,} of its bytes are 0. It is read as bytes all the same.",)
     symbols = bytes(np.flatnonzero(counts).tolist()) if vocabulary == "observed" else bytes(range(256))
-    return Text(name=name, content=content, splits=_splits(len(content), shares, given), symbols=symbols, notes=notes)
+    return Text(
+        name=name,
+        content=content,
+        splits=_splits(len(content), shares, given),
+        symbols=symbols,
+        notes=notes,
+        given_splits=given is not None,
+    )
 
 
 def _splits(size: int, shares: Sequence[float], given: Sequence[int] | None) -> dict[str, tuple[int, int]]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sinklab.data.text import SPLITS, Text, Windows, open_text
+from sinklab.data.text_sequences import text_sequences
 from sinklab.errors import InputError, NotFoundError
 
 CONTENT = bytes(range(97, 123)) * 40  # 1040 bytes of 26 letters
@@ -81,6 +82,21 @@ def test_fewer_windows_are_spread_over_the_split(text: Text) -> None:
     assert Windows(text=text, split="train", length=100, limit=3).ids == ["train/00000", "train/00003", "train/00006"]
     with pytest.raises(InputError, match="no window of 100 fits"):
         Windows(text=text, split="test", length=100)
+
+
+def test_the_whole_of_a_short_text_is_read_unless_its_splits_were_given(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(CONTENT)
+    found = text_sequences(open_text(tmp_path / "a.txt"), 16, whole=True)
+    assert [ref.id for ref in found][:2] == ["text/00000", "text/00001"] and len(found) == 1040 // 16
+    assert b"".join(ref.content() for ref in found) == CONTENT
+    assert found.notes == ("the whole text is read: its validation split holds 3 windows (of 65 in all, 65 are read).",)
+    few = text_sequences(open_text(tmp_path / "a.txt"), 16, whole=True, limit=3)
+    assert [ref.id for ref in few] == [f"validation/0000{i}" for i in range(3)]
+    assert few.notes == ("all 3 windows of the validation split are read; that split is 5 % of the text.",)
+    (tmp_path / "a.txt").rename(tmp_path / "train.txt")
+    for name in ("valid.txt", "test.txt"):
+        (tmp_path / name).write_bytes(CONTENT[:40])
+    assert len(text_sequences(open_text(tmp_path), 16, whole=True)) == 2
 
 
 def test_a_folder_is_its_files_in_order_of_their_names_and_hidden_ones_are_left_out(tmp_path: Path) -> None:
