@@ -73,13 +73,14 @@ def _windows(name: str, wanted: SequenceInput, text: str | Path | None, limit: i
     if wanted.vocabulary is None and wanted.tokenizer is None:
         raise InputError(
             f"{name} reads token ids, and no tokenizer came with it: give one (sinklab.attach(..., tokenizer=...)), or "
-            "put its files beside the weights, or give ids as a SequenceList."
+            "put its files beside the weights, or give ids: sinklab.data.sequences.SequenceList, its refs "
+            "sinklab.data.text_tokens.TokenWindow."
         )
     if text is None and wanted.text not in (None, "stdlib"):
         raise InputError(f"The model was trained on {wanted.text}: name that text, or another, with --text.")
     opened = open_text("stdlib" if text is None else text)
     if wanted.vocabulary is not None:
-        opened = opened.numbered_by(bytes(wanted.vocabulary))
+        opened = opened.numbered_by(bytes(wanted.vocabulary), shipped=name.startswith("lm:"))
     named = replace(opened, name="stdlib" if text is None else str(text))
     if wanted.tokenizer is None:
         learned = wanted.text is not None and (wanted.text == opened.name or wanted.text_sha256 == opened.sha256)

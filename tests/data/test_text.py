@@ -45,9 +45,19 @@ def test_tokens_number_the_bytes_that_occur_or_are_the_bytes_themselves(text: Te
 def test_a_byte_without_a_symbol_is_refused_by_its_number(text: Text) -> None:
     with pytest.raises(InputError, match="The byte 33 is none of the 26 symbols"):
         text.encode(b"a!")
-    with pytest.raises(InputError, match=r"has 25 bytes that the model has no symbol for \(98, "):
+    with pytest.raises(InputError, match=r"has 25 different bytes .* no symbol for \(98 “b”, .*first is byte 1 of"):
         text.numbered_by(b"a!")
     assert text.numbered_by(bytes(range(256))).tokens(0, 2).tolist() == [97, 98]
+
+
+def test_a_byte_without_a_symbol_is_shown_in_its_character_with_advice_that_fits(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("abc·d×\x07".encode())
+    held = open_text(tmp_path / "a.txt")
+    with pytest.raises(InputError, match=r"\(7, 151 in “×”, 183 in “·”; the first is byte 4 of.*--vocabulary bytes"):
+        held.numbered_by(b"abcd\xc2\xc3")
+    with pytest.raises(InputError, match="has 1 byte that .* know the bytes of Python's library source only") as told:
+        held.numbered_by(b"abcd\xc2\xc3\x97\x07", shipped=True)
+    assert "--vocabulary" not in str(told.value)
 
 
 def test_a_batch_depends_on_seed_and_step_alone(text: Text) -> None:
