@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def trained_models(path: str | Path, members: Sequence[str] = ()) -> dict[str, Path]:
     """Name → weights file: of a training run, all finished members or those named; or of a weights file, itself.
 
-    Also of a member's own folder, or of a name like lm:phase-tiny that comes with sinklab. Raises NotFoundError for a member that is not there, InputError for a run of another kind.
+    Also of a member's own folder, or of a name like lm:phase-tiny that comes with sinklab.
+    Raises NotFoundError for a member that is not there, InputError for a run of another kind.
     """
     if str(path).startswith("lm:"):
         return {str(path): shipped_lm(str(path).removeprefix("lm:"))}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import language_models
@@ -93,7 +94,10 @@ def test_without_a_tokenizer_ids_can_be_given_and_text_cannot(tmp_path: Path) ->
 
 def test_without_a_text_the_librarys_source_is_read_and_a_note_says_so(tmp_path: Path) -> None:
     model = sinklab.load(f"hf:{language_models.save(tmp_path / 'model', 'gpt2')}")
-    model.loaded.sequences.tokenizer.__dict__["unknown"] = None  # it knows none of these words
+    wanted = model.loaded.sequences
+    assert wanted is not None and wanted.tokenizer is not None
+    knows_all = replace(wanted, tokenizer=replace(wanted.tokenizer, unknown=None))  # or the text would be refused
+    model = replace(model, loaded=replace(model.loaded, sequences=knows_all))
     notes = " ".join(find_inputs(model, limit=2).notes)
     assert "no text was named" in notes and "not known to have learned from" in notes
 
