@@ -83,6 +83,21 @@ def test_evaluate_takes_a_members_folder_and_a_shipped_model(tmp_path: Path, tex
     assert ended.returncode == 2 and "phase-tiny, transformer-tiny come with sinklab" in ended.stderr
 
 
+def test_a_model_is_shown_no_text_that_it_learned_from_though_that_is_short_and_renamed(
+    tmp_path: Path, text: Path
+) -> None:
+    in_process("train", "lm", *SMALL, "--text", text, "-o", tmp_path / "run")
+    for name, part in (("clocks.txt", "validation"), ("renamed.txt", "validation"), ("other.txt", "text")):
+        path = text.rename(tmp_path / name) if name == "renamed.txt" else tmp_path / name
+        if name == "other.txt":
+            path.write_bytes(CONTENT[:-1])
+        words = ["--text", path, "-o", tmp_path / name[:3], "--no-report", "--device", "cpu"]
+        ended = in_process("diagnose", tmp_path / "run/training/seed-0/phase-tiny", *words)
+        assert ended.returncode == 0, ended.stderr
+        images = pd.read_parquet(tmp_path / name[:3] / "heads")["image"]
+        assert {image.split("/")[0] for image in images} == {part}
+
+
 def test_compare_prints_every_seeds_summary_and_paired_differences(tmp_path: Path, text: Path) -> None:
     for name in ("phase-tiny", "transformer-tiny"):
         words = ["--config", name, "--text", text, "--seeds", "0,2", "-o", tmp_path / name]

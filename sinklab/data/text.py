@@ -114,35 +114,10 @@ class Text:
         own = sorted(set().union(*(np.unique(chunk).tolist() for chunk in _chunks(self.content))))
         strange = [byte for byte in own if byte not in symbols]
         if strange:
-            places = {byte: self._first(byte) for byte in strange}
-            shown = ", ".join(self._shown(byte, places[byte]) for byte in strange[:10])
-            shown += (", …" if len(strange) > 10 else "") + f"; the first is byte {min(places.values()):,} of the text"
-            which = "1 byte" if len(strange) == 1 else f"{len(strange)} different bytes"
-            advice = (
-                "The models that come with sinklab know the bytes of Python's library source only."
-                if shipped
-                else "A model trained with --vocabulary bytes reads any text."
-            )
-            raise InputError(
-                f"{self.name} has {which} that the model has no symbol for ({shown}): it was trained on a text without "
-                f"{'it' if len(strange) == 1 else 'them'}. {advice}"
-            )
+            from sinklab.data.strange_bytes import refusal
+
+            raise InputError(refusal(self.name, self.content, strange, shipped))
         return replace(self, symbols=symbols)
-
-    def _first(self, byte: int) -> int:
-        """Where a byte that occurs is first, from 0."""
-        found = ((at * CHUNK, chunk == byte) for at, chunk in enumerate(_chunks(self.content)))
-        return next(start + int(here.argmax()) for start, here in found if here.any())
-
-    def _shown(self, byte: int, place: int) -> str:
-        """A byte's number and, where it is printable, the character that it is or is part of at this place."""
-        start = place
-        while start > max(place - 3, 0) and self.content[start] & 0xC0 == 0x80:
-            start -= 1
-        letter = self.content[start : start + 4].tobytes().decode("utf-8", errors="replace")[:1]
-        if not letter.isprintable() or letter == "\ufffd":
-            return str(byte)
-        return f"{byte} “{letter}”" if byte < 128 else f"{byte} in “{letter}”"
 
     def windows(self, split: str, length: int) -> list[tuple[str, int]]:
         """(id, first byte) of a split's windows that do not overlap; ids are like "validation/00012"."""
