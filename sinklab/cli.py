@@ -87,7 +87,8 @@ def doctor(
         options = ScanOptions(size=size_of(size), dtype=dtype.value)
         transform = options.transform(handle)
         shown = find_inputs(handle, found)
-        notes = [*shown.notes, *check_input(handle, transform)]
+        said = shown.notes if shown.noun == "image" else ()  # of a text one window is read: which are is no matter
+        notes = [*said, *check_input(handle, transform)]
         pixels = first_readable(shown, transform, strict=False)
         examined = examine(handle, pixels, dtype=dtype.value)
         for note in (*handle.provenance.notes, *notes, *unchecked(examined.proofs)):

@@ -75,7 +75,8 @@ def diagnose(
     text: Annotated[
         str | None,
         typer.Option(
-            help="Language models: stdlib, enwik8=PATH, a file or a folder; by default what they learned from."
+            help="Language models: stdlib, enwik8=PATH, a file or a folder [default: what they learned from; hf: and "
+            "tlens: stdlib, the source of Python's library, which they are not known to have learned from]."
         ),
     ] = None,
     output: Annotated[
@@ -94,7 +95,12 @@ def diagnose(
         Dtype, typer.Option(help="Precision of the model; statistics are fp32 or better.")
     ] = Dtype.float32,
     workers: Annotated[int, typer.Option(help="Processes that decode images; 0 decodes in a thread.")] = 0,
-    limit: Annotated[int | None, typer.Option(help="Use this many inputs, drawn by --seed.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            help="Use this many inputs, drawn by --seed [default: all; of a text 512 windows, evenly spread]."
+        ),
+    ] = None,
     seed: Seed = 0,
     rule: Annotated[
         RuleName | None, typer.Option(help="When a head counts as sunk [default: relaxed; some tasks: mass].")

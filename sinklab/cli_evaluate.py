@@ -13,7 +13,11 @@ from sinklab.atomic import require_csv
 
 def evaluate(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run of `sinklab train lm`, or a model's .safetensors file.")
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="A run of `sinklab train lm`, the folder or .safetensors file of one of its models, or lm:NAME.",
+        ),
     ],
     text: Annotated[
         str, typer.Option(help="stdlib (the source of Python's own library), enwik8=PATH, a file or a folder.")
@@ -34,7 +38,7 @@ def evaluate(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Also write the table, as .csv.")
     ] = None,
 ) -> None:
-    """Bits a byte of trained language models on a text, by a window that slides over it."""
+    """Bits a byte (the column bpc) of trained language models on a text, by a window that slides over it."""
     with terminal.errors_as_sentences(lighter="a smaller --batch-size"):
         require_csv(output)
         from sinklab.training.lm_evaluate import evaluate_models, trained_models
@@ -58,12 +62,13 @@ def evaluate(
             progress=lambda done, count: terminal.say(f"models {done}/{count}") if count > 1 else None,
         )
         if not table["same_text"].all():
-            terminal.note(f"not all of these models were trained on {read.name} with these splits.")
+            which = f"{next(iter(files))} was not" if len(files) == 1 else "not all of these models were"
+            terminal.note(f"{which} trained on {read.name} with these splits.")
         columns = ["member", "split", "bpc", "bytes", "context", "stride"]
         rows = [
             [f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row] for row in table[columns].values
         ]
-        terminal.table(f"Bits a byte, {read.name}", columns, rows)
+        terminal.table(f"Bits a byte (bpc), {read.name}", columns, rows)
         if output is not None:
             from sinklab.atomic import atomically
 

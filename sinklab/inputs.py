@@ -73,19 +73,28 @@ def _windows(name: str, wanted: SequenceInput, text: str | Path | None, limit: i
     if wanted.vocabulary is None and wanted.tokenizer is None:
         raise InputError(
             f"{name} reads token ids, and no tokenizer came with it: give one (sinklab.attach(..., tokenizer=...)), or "
-            "put its files beside the weights, or give ids as a SequenceList."
+            "put its files beside the weights, or give ids: sinklab.data.sequences.SequenceList, its refs "
+            "sinklab.data.text_tokens.TokenWindow."
         )
     if text is None and wanted.text not in (None, "stdlib"):
         raise InputError(f"The model was trained on {wanted.text}: name that text, or another, with --text.")
     opened = open_text("stdlib" if text is None else text)
     if wanted.vocabulary is not None:
-        opened = opened.numbered_by(bytes(wanted.vocabulary))
+        opened = opened.numbered_by(bytes(wanted.vocabulary), shipped=name.startswith("lm:"))
     named = replace(opened, name="stdlib" if text is None else str(text))
     if wanted.tokenizer is None:
-        return text_sequences(named, wanted.tokens, limit=limit)
+        learned = wanted.text is not None and (wanted.text == opened.name or wanted.text_sha256 == opened.sha256)
+        return text_sequences(named, wanted.tokens, limit=limit, whole=not learned)  # not what was trained on
     from sinklab.data.text_tokens import Reading, token_sequences
 
-    return token_sequences(named, Reading(length=wanted.tokens, **vars(wanted.tokenizer)), limit=limit)
+    found = token_sequences(named, Reading(length=wanted.tokens, **vars(wanted.tokenizer)), limit=limit)
+    if text is not None:
+        return found
+    unlearned = (
+        "no text was named: the library source of this Python is read, "
+        f"which {name} is not known to have learned from; --text names another."
+    )
+    return replace(found, notes=(unlearned, *found.notes))
 
 
 def view_for(model: Model, size: int | str) -> View:

@@ -48,7 +48,7 @@ def test_a_text_that_has_moved_is_named_again_and_another_is_refused(tmp_path: P
     other = tmp_path / "other.txt"
     other.write_text(language_models.TEXT[100:] + language_models.TEXT[:100])
     ended = in_process("patch", run, "--text", other, *FEW, "--device", "cpu", "--overwrite")
-    assert ended.returncode == 2 and "validation/00000" in ended.stderr
+    assert ended.returncode == 2 and "text/00000" in ended.stderr
 
 
 def test_images_are_refused_by_a_language_model(tmp_path: Path) -> None:

@@ -67,7 +67,35 @@ def test_evaluate_reads_one_model_on_another_text_by_another_window(tmp_path: Pa
     ended = in_process("evaluate", model, *words)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[1].split("\t")[3:] == ["43", "16", "2"]
-    assert "not all of these models were trained on other.txt" in ended.stderr
+    assert "note: model was not trained on other.txt with these splits" in ended.stderr
+
+
+def test_evaluate_takes_a_members_folder_and_a_shipped_model(tmp_path: Path, text: Path) -> None:
+    in_process("train", "lm", *SMALL, "--text", text, "-o", tmp_path / "run")
+    words = ["--text", text, "--splits", "test", "--device", "cpu"]
+    ended = in_process("evaluate", tmp_path / "run/training/seed-0/phase-tiny", *words)
+    assert ended.returncode == 0 and "phase-tiny" in ended.stdout and "not trained" not in ended.stderr, ended.stderr
+    ended = in_process("evaluate", "lm:phase-tiny", *words, "--context", 16, "--stride", 8)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[1].startswith("lm:phase-tiny")
+    assert "note: lm:phase-tiny was not trained on clocks.txt" in ended.stderr
+    ended = in_process("evaluate", "lm:phase-huge", *words)
+    assert ended.returncode == 2 and "phase-tiny, transformer-tiny come with sinklab" in ended.stderr
+
+
+def test_a_model_is_shown_no_text_that_it_learned_from_though_that_is_short_and_renamed(
+    tmp_path: Path, text: Path
+) -> None:
+    in_process("train", "lm", *SMALL, "--text", text, "-o", tmp_path / "run")
+    for name, part in (("clocks.txt", "validation"), ("renamed.txt", "validation"), ("other.txt", "text")):
+        path = text.rename(tmp_path / name) if name == "renamed.txt" else tmp_path / name
+        if name == "other.txt":
+            path.write_bytes(CONTENT[:-1])
+        words = ["--text", path, "-o", tmp_path / name[:3], "--no-report", "--device", "cpu"]
+        ended = in_process("diagnose", tmp_path / "run/training/seed-0/phase-tiny", *words)
+        assert ended.returncode == 0, ended.stderr
+        images = pd.read_parquet(tmp_path / name[:3] / "heads")["image"]
+        assert {image.split("/")[0] for image in images} == {part}
 
 
 def test_compare_prints_every_seeds_summary_and_paired_differences(tmp_path: Path, text: Path) -> None:
@@ -128,7 +156,10 @@ def test_evaluate_and_compare_refuse_with_a_sentence(tmp_path: Path, text: Path)
         (["evaluate", tmp_path / "nothing"], "There is no run folder"),
         (["evaluate", tmp_path / "nop"], "is of kind 'nop'"),
         (["evaluate", tmp_path / "run", "--member", "seed-9/x"], "has no 'seed-9/x'; it has seed-0/phase-tiny"),
-        (["evaluate", tmp_path / "run", "--text", tmp_path / "strange.txt"], "no symbol for (33)"),
+        (
+            ["evaluate", tmp_path / "run", "--text", tmp_path / "strange.txt"],
+            "no symbol for (33 “!”; the first is byte 1,180 of the text)",
+        ),
         (["evaluate", tmp_path / "run", "--text", text, "--splits", "dev"], "there is no split 'dev'"),
         (["evaluate", tmp_path / "run", "--text", text, "--stride", "9"], "between 1 and the context, 8; 9"),
         (["compare", tmp_path / "run", tmp_path / "nop"], "Runs of one kind"),

@@ -6,6 +6,7 @@ pictures in photos/; the tutorial's `sinklab` commands (blocks marked `sh`) run 
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 import textwrap
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from command_line import write_pictures
 from typer.testing import CliRunner
@@ -107,6 +109,9 @@ def test_the_how_tos_python_runs_from_top_to_bottom(workplace: Path, capsys: pyt
     assert set(space["reader"].norms) == {0, 1}
     assert space["values"].shape[:2] == (2, 17) and space["pattern"].shape[2:] == (17, 17)
     assert "blocks.1.attention" in capsys.readouterr().out
+    maps = space["reads"].patterns
+    assert set(maps) == {site.layer for site in space["small"].sites}
+    assert all(torch.allclose(each.sum(-1), torch.ones(()), atol=1e-5) for each in maps.values())
 
 
 def test_the_controlled_tasks_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,6 +242,16 @@ def test_the_reference_describes_every_column_and_edit_of_the_effects() -> None:
 def test_the_reference_names_everything_public() -> None:
     part = page("reference.md").partition("## Python")[2]
     assert set(sinklab.__all__) <= set(re.findall(r"`(\w+)`", part))
+
+
+@pytest.mark.parametrize("name", ["load", "attach", "diagnose", "patch", "open_run", "find_images", "prove"])
+def test_the_signatures_in_the_reference_name_the_parameters_in_their_order(name: str) -> None:
+    (shown,) = re.findall(rf"^\| `{name}` \| `{name}\((.*?)\)` \|", page("reference.md"), flags=re.MULTILINE)
+    listed = [part.partition("=")[0].strip(" *") for part in shown.split(",")]
+    own = inspect.signature(getattr(sinklab, name)).parameters
+    assert [part for part in listed if part not in ("", "inputs", "kwargs", "fields")] == [
+        key for key, value in own.items() if value.kind not in (value.VAR_POSITIONAL, value.VAR_KEYWORD)
+    ]
 
 
 def test_the_reference_names_every_key_and_file_of_a_run(workplace: Path) -> None:

@@ -52,6 +52,8 @@ class Text:
     symbols: bytes = field(repr=False)
     """Token i is the byte symbols[i]."""
     notes: tuple[str, ...] = ()
+    given_splits: bool = False
+    """Whether the splits came with the text, and are not shares of it."""
 
     @cached_property
     def sha256(self) -> str:
@@ -104,16 +106,17 @@ class Text:
         drawn = torch.randint(end - first - context, (size,), generator=generator_for("batches", seed, step))
         return self.rows(first + drawn.numpy()[rows], context + 1)
 
-    def numbered_by(self, symbols: bytes) -> Text:
-        """The same text with a model's symbols. Raises InputError where it has bytes that are none of these."""
+    def numbered_by(self, symbols: bytes, *, shipped: bool = False) -> Text:
+        """The same text with a model's symbols; `shipped` if that comes with sinklab.
+
+        Raises InputError where it has bytes that are none of these.
+        """
         own = sorted(set().union(*(np.unique(chunk).tolist() for chunk in _chunks(self.content))))
         strange = [byte for byte in own if byte not in symbols]
         if strange:
-            shown = ", ".join(str(byte) for byte in strange[:10]) + (", …" if len(strange) > 10 else "")
-            raise InputError(
-                f"{self.name} has {len(strange)} bytes that the model has no symbol for ({shown}): it was trained on a "
-                "text without them. A model trained with --vocabulary bytes reads any text."
-            )
+            from sinklab.data.strange_bytes import refusal
+
+            raise InputError(refusal(self.name, self.content, strange, shipped))
         return replace(self, symbols=symbols)
 
     def windows(self, split: str, length: int) -> list[tuple[str, int]]:
@@ -213,7 +216,14 @@ def open_text(source: str | Path, *, vocabulary: str = "observed", shares: Seque
     if counts[0]:
         notes = (f"{name} is not plain text: {int(counts[0]):,} of its bytes are 0. It is read as bytes all the same.",)
     symbols = bytes(np.flatnonzero(counts).tolist()) if vocabulary == "observed" else bytes(range(256))
-    return Text(name=name, content=content, splits=_splits(len(content), shares, given), symbols=symbols, notes=notes)
+    return Text(
+        name=name,
+        content=content,
+        splits=_splits(len(content), shares, given),
+        symbols=symbols,
+        notes=notes,
+        given_splits=given is not None,
+    )
 
 
 def _splits(size: int, shares: Sequence[float], given: Sequence[int] | None) -> dict[str, tuple[int, int]]:

@@ -1,6 +1,6 @@
 """Windows of a text as token ids of a tokenizer: the split is tokenised once, in pieces, and cut into windows.
 
-Nothing of it depends on how many windows are asked for. Letters: N tokens of a window.
+Only which part is read depends on how many windows are asked for. Letters: N tokens of a window.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sinklab.data.sequences import SequenceList
-from sinklab.data.text_sequences import WINDOWS
+from sinklab.data.text_sequences import WHOLE, WINDOWS, too_few, which_part
 from sinklab.errors import InputError
 
 if TYPE_CHECKING:
@@ -74,30 +74,25 @@ def token_sequences(
 ) -> SequenceList:
     """Windows of a split that do not overlap, `limit` of them (512 for None), evenly spread; ids "validation/00012".
 
-    Of a text whose split holds not even one, the whole is read ("text/00012"): a model that comes with its own
-    tokenizer was not trained on the rest. Raises InputError where that holds none either, and where the tokens are
-    not the model's.
+    Of a text whose split holds too few (see `too_few`), or none, the whole is read ("text/00012"): a model that comes
+    with its own tokenizer was not trained on the rest. Raises InputError where that holds none either, and where the
+    tokens are not the model's.
     """
     notes = list(text.notes)
     ids = _tokenised(text, split, reading.encode)
-    if len(ids) < reading.inside:
-        short, ids = len(ids), _tokenised(text, None, reading.encode)
+    held, whole = len(ids) // reading.inside, False
+    if too_few(text, held, limit) or not held:
+        whole, ids = True, _tokenised(text, None, reading.encode)
         if len(ids) < reading.inside:
             raise InputError(
                 f"{text.name} has {len(ids)} tokens to {reading.name}: no window of {reading.inside} fits. Give a "
                 "longer text."
             )
-        notes.append(
-            f"the {split} split of {text.name} has {short} tokens, fewer than a window of {reading.inside}: windows of "
-            "the whole text are read."
-        )
-        split = "text"
     notes += _require_vocabulary(ids, text.name, reading)
     count, wanted = len(ids) // reading.inside, WINDOWS if limit is None else limit
     numbers = range(count) if wanted >= count else [i * count // wanted for i in range(wanted)]
-    if limit is None and len(numbers) < count:
-        notes.append(f"{len(numbers)} of the {count:,} windows of the {split} split are read, evenly spread.")
-    refs = tuple(TokenWindow(f"{split}/{n:05d}", _window(ids, n, reading)) for n in numbers)
+    notes.append(which_part(text, split, held, len(numbers), count if whole else None))
+    refs = tuple(TokenWindow(f"{WHOLE if whole else split}/{n:05d}", _window(ids, n, reading)) for n in numbers)
     return SequenceList(refs=refs, sources=(text.name,), notes=tuple(notes))
 
 

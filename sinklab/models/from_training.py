@@ -179,6 +179,7 @@ def load_language_model(path: Path, saved_request: dict[str, Any], *, name: str)
             ids=len(held.symbols),
             vocabulary=tuple(held.symbols),
             text=about["text"]["name"],
+            text_sha256=about["text"].get("sha256"),
             together=4,
         ),
     )

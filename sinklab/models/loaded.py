@@ -108,6 +108,8 @@ class SequenceInput:
     signature, which tells whether they are the ones of the training."""
     text: str | None = None
     """Of a language model: the name of the text that it was trained on."""
+    text_sha256: str | None = None
+    """The hash of that text, which may have been renamed."""
     rule: str = "relaxed"
     """The sink rule that fits unless another is asked for."""
     rule_note: str = ""

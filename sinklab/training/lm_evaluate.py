@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sinklab.data.text import Text
 from sinklab.errors import InputError, NotFoundError
-from sinklab.models.lm_file import SavedLM, read_lm
+from sinklab.models.lm_file import SavedLM, read_lm, shipped_lm
 from sinklab.run import Run
 from sinklab.training.finished import whole_weights
 from sinklab.training.lm_measure import bits_per_byte
@@ -22,12 +22,17 @@ if TYPE_CHECKING:
 def trained_models(path: str | Path, members: Sequence[str] = ()) -> dict[str, Path]:
     """Name → weights file: of a training run, all finished members or those named; or of a weights file, itself.
 
-    A warning names those that are left out.
+    A warning names those that are left out. Also of a member's own folder, or of a name like lm:phase-tiny that comes
+    with sinklab.
     Raises NotFoundError for a member that is not there, InputError for a run of another kind.
     """
-    path = Path(path)
+    if str(path).startswith("lm:"):
+        return {str(path): shipped_lm(str(path).removeprefix("lm:"))}
+    path = Path(path).expanduser()
     if path.is_file():
         return {path.stem: path}
+    if (path / "model.safetensors").is_file():
+        return {path.resolve().name: path / "model.safetensors"}
     run = Run.open(path)
     kind = run.config.get("settings", {}).get("kind")
     if kind != "lm":
@@ -83,7 +88,7 @@ def evaluate_models(
     rows = []
     for done, (name, file) in enumerate(files.items()):
         held = read_lm(file)
-        own = text.numbered_by(held.symbols)
+        own = text.numbered_by(held.symbols, shipped=name.startswith("lm:"))
         for split in splits:
             bits = bits_per_byte(
                 held.model.to(device),

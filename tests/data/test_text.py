@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sinklab.data.text import SPLITS, Text, Windows, open_text
+from sinklab.data.text_sequences import text_sequences
 from sinklab.errors import InputError, NotFoundError
 
 CONTENT = bytes(range(97, 123)) * 40  # 1040 bytes of 26 letters
@@ -44,9 +45,19 @@ def test_tokens_number_the_bytes_that_occur_or_are_the_bytes_themselves(text: Te
 def test_a_byte_without_a_symbol_is_refused_by_its_number(text: Text) -> None:
     with pytest.raises(InputError, match="The byte 33 is none of the 26 symbols"):
         text.encode(b"a!")
-    with pytest.raises(InputError, match=r"has 25 bytes that the model has no symbol for \(98, "):
+    with pytest.raises(InputError, match=r"has 25 different bytes .* no symbol for \(98 “b”, .*first is byte 1 of"):
         text.numbered_by(b"a!")
     assert text.numbered_by(bytes(range(256))).tokens(0, 2).tolist() == [97, 98]
+
+
+def test_a_byte_without_a_symbol_is_shown_in_its_character_with_advice_that_fits(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("abc·d×\x07".encode())
+    held = open_text(tmp_path / "a.txt")
+    with pytest.raises(InputError, match=r"\(7, 151 in “×”, 183 in “·”; the first is byte 4 of.*--vocabulary bytes"):
+        held.numbered_by(b"abcd\xc2\xc3")
+    with pytest.raises(InputError, match="has 1 byte that .* know the bytes of Python's library source only") as told:
+        held.numbered_by(b"abcd\xc2\xc3\x97\x07", shipped=True)
+    assert "--vocabulary" not in str(told.value)
 
 
 def test_a_batch_depends_on_seed_and_step_alone(text: Text) -> None:
@@ -81,6 +92,21 @@ def test_fewer_windows_are_spread_over_the_split(text: Text) -> None:
     assert Windows(text=text, split="train", length=100, limit=3).ids == ["train/00000", "train/00003", "train/00006"]
     with pytest.raises(InputError, match="no window of 100 fits"):
         Windows(text=text, split="test", length=100)
+
+
+def test_the_whole_of_a_short_text_is_read_unless_its_splits_were_given(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(CONTENT)
+    found = text_sequences(open_text(tmp_path / "a.txt"), 16, whole=True)
+    assert [ref.id for ref in found][:2] == ["text/00000", "text/00001"] and len(found) == 1040 // 16
+    assert b"".join(ref.content() for ref in found) == CONTENT
+    assert found.notes == ("the whole text is read: its validation split holds 3 windows (of 65 in all, 65 are read).",)
+    few = text_sequences(open_text(tmp_path / "a.txt"), 16, whole=True, limit=3)
+    assert [ref.id for ref in few] == [f"validation/0000{i}" for i in range(3)]
+    assert few.notes == ("all 3 windows of the validation split are read; that split is 5 % of the text.",)
+    (tmp_path / "a.txt").rename(tmp_path / "train.txt")
+    for name in ("valid.txt", "test.txt"):
+        (tmp_path / name).write_bytes(CONTENT[:40])
+    assert len(text_sequences(open_text(tmp_path), 16, whole=True)) == 2
 
 
 def test_a_folder_is_its_files_in_order_of_their_names_and_hidden_ones_are_left_out(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def reading(**changes: Any) -> Reading:
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     path = tmp_path / "lines.txt"
-    path.write_text("".join(f"line {number} says é\n" for number in range(200)), encoding="utf-8")
+    path.write_text("".join(f"line {number} says é\n" for number in range(600)), encoding="utf-8")
     return path
 
 
@@ -64,9 +64,19 @@ def test_of_a_short_text_all_of_it_is_read(tmp_path: Path) -> None:
     path.write_text("abcdefghijklmnopqrstuvwxyz")
     found = token_sequences(open_text(path), reading())
     assert [ref.id for ref in found] == [f"text/{number:05d}" for number in range(4)]
-    assert "whole text" in " ".join(found.notes)
+    assert "the whole text is read: its validation split holds 0 windows" in " ".join(found.notes)
     with pytest.raises(InputError, match="no window of 98 fits"):
         token_sequences(open_text(path), reading(length=100))
+
+
+def test_the_whole_text_is_read_where_its_split_holds_fewer_windows_than_asked_for(written: Path) -> None:
+    text = open_text(written)
+    held = len(token_sequences(text, reading()))
+    assert held >= 64
+    assert {ref.id.split("/")[0] for ref in token_sequences(text, reading(), limit=held)} == {"validation"}
+    more = token_sequences(text, reading(), limit=held + 1)
+    assert len(more) == held + 1 and {ref.id.split("/")[0] for ref in more} == {"text"}
+    assert f"its validation split holds {held} windows" in " ".join(more.notes)
 
 
 def test_ids_that_the_model_has_no_vector_for_are_refused(written: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import language_models
@@ -83,8 +86,20 @@ def test_without_a_tokenizer_ids_can_be_given_and_text_cannot(tmp_path: Path) ->
         path.unlink()
     model = sinklab.load(f"hf:{folder}")
     assert model(language_models.ids()).shape == (2, 14, language_models.WIDTH)
-    with pytest.raises(sinklab.InputError, match="no tokenizer came with it"):
+    with pytest.raises(sinklab.InputError, match="no tokenizer came with it") as told:
         find_inputs(model, text=language_models.save_text(tmp_path))
+    named = re.findall(r"(sinklab(?:\.\w+)*)\.(\w+)", str(told.value))
+    assert len(named) == 3 and all(hasattr(importlib.import_module(module), name) for module, name in named)
+
+
+def test_without_a_text_the_librarys_source_is_read_and_a_note_says_so(tmp_path: Path) -> None:
+    model = sinklab.load(f"hf:{language_models.save(tmp_path / 'model', 'gpt2')}")
+    wanted = model.loaded.sequences
+    assert wanted is not None and wanted.tokenizer is not None
+    knows_all = replace(wanted, tokenizer=replace(wanted.tokenizer, unknown=None))  # or the text would be refused
+    model = replace(model, loaded=replace(model.loaded, sequences=knows_all))
+    notes = " ".join(find_inputs(model, limit=2).notes)
+    assert "no text was named" in notes and "not known to have learned from" in notes
 
 
 def test_a_file_without_a_weight_loads_nothing_and_says_which(tmp_path: Path) -> None:
