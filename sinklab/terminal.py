@@ -301,14 +301,10 @@ def examination(found: Any) -> None:
         meaning = " · ".join(f"{mark}: {words}" for mark, words in LEGEND)
         print("\n".join(_wrapped(meaning, shutil.get_terminal_size().columns)))
     print()
-    drifts = [
-        [
-            drift.column,
-            f"{drift.worst:.1e}",
-            "" if math.isnan(drift.worst) else f"layer {drift.layer}, head {drift.head}",
-        ]
-        for drift in found.drifts
-    ]
+    drifts = []
+    for drift in found.drifts:
+        where = "" if math.isnan(drift.worst) else f"layer {drift.layer}, head {drift.head}"
+        drifts.append([drift.column, f"{drift.worst:.1e}", where])
     said = "Statistics against a float64 copy of the model, one image"
     table(said, ["column", "worst", "where"], drifts, titled=True)
     print()
