@@ -95,6 +95,13 @@ def test_a_model_that_is_nowhere_finite_is_not_called_free_of_sinks() -> None:
 
 def test_one_image_is_spoken_of_as_one_image() -> None:
     assert "in the one image measured" in verdict_on(synthetic_heads(images=("a",)))[1]
+    none = verdict_on(synthetic_heads(images=("a",), plants=()))[1]
+    assert "In the one image measured, none of 6 heads met the rule" in none
+
+
+def test_one_sinking_head_is_spoken_of_in_one_clause() -> None:
+    line = verdict_on(synthetic_heads(images=("a", "b"), plants=(NOP,)))[0].lines[0]
+    assert "sinks in at least one of 2 images and does so in half of the images or more." in line.striptags()
 
 
 @pytest.mark.parametrize("plants", [(NOP,), (BROADCAST,)], ids=["nop", "broadcast"])
