@@ -35,7 +35,7 @@ def commands() -> list[str]:
 
 
 def test_the_readmes_numbers_are_those_of_the_result_files(fill_readme: ModuleType) -> None:
-    assert len(fill_readme.PAGES) == 3
+    assert {path.name for path in fill_readme.PAGES} >= {"README.md", "controlled-tasks.md", "language-models.md"}
     for path in fill_readme.PAGES:
         text = path.read_text(encoding="utf-8")
         assert fill_readme.filled(text) == text, f"{path.name}: run python benchmarks/fill_readme.py"
