@@ -29,6 +29,7 @@ ENTRIES = {
     "seeds": "both models, several seeds",
     "sweep": "both models over the learning rates",
     "ablations": "a phase model and what is taken out of it",
+    "larger": "both models at 1M, as far as a laptop takes them",
 }
 
 

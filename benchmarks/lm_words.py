@@ -22,6 +22,8 @@ def lm_text(result: dict[str, Any]) -> str:
     parts = []
     if "seeds" in result:
         parts += ["### Seeds", _made(result["seeds"]), _results(result["seeds"]), _differences(result["seeds"])]
+    if "larger" in result:
+        parts += ["### The first steps at 1M", _made(result["larger"]), _results(result["larger"])]
     parts += ["### The paper’s", _paper()]
     if "sweep" in result:
         parts += ["### Learning rates", _made(result["sweep"]), _rates(result["sweep"])]
