@@ -185,7 +185,7 @@ def test_a_run_that_exists_is_left_alone(model: Path, pictures: Path, run: Path)
     twin = write_checkpoint(run.parent / "twin", tiny_state(seed=1))  # the same architecture, other weights
     assert_refused(in_process("diagnose", twin, pictures, "-o", run, "--resume", *SIZE), "the model's weights")
     fewer = in_process("diagnose", model, pictures / "001.png", "-o", run, "--resume", *SIZE)
-    assert_refused(fewer, "images", "cannot be resumed")
+    assert_refused(fewer, "inputs", "cannot be resumed")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert_done(in_process("diagnose", model, pictures, "-o", run, "--overwrite", "--limit", 1, *SIZE), run)
     assert Run.open(run).heads["image"].nunique() == 1
@@ -285,7 +285,7 @@ def test_a_shape_that_the_position_table_cannot_meet_is_refused(pictures: Path, 
         (("--layers", "1-0"), "1-0"),
         (("--layers", "a"), "'a'"),
         (("--size", "big"), "'big'"),
-        (("--batch-size", "0"), "at least one image"),
+        (("--batch-size", "0"), "at least one input"),
         (("--limit", "0"), "0"),
         (("--workers", "-1"), "-1"),
         (("--device", "tpu"), "'tpu'"),

@@ -33,8 +33,8 @@ TRAINED = {
     for name, command in COMMANDS["train"].commands.items()
 }
 OPTIONS["train"] = set().union(*TRAINED.values())
-ELSEWHERE = {"--nproc-per-node"}
-"""Options of torchrun."""
+ELSEWHERE = {"--nproc-per-node", "--epochs"}
+"""Options of torchrun and of benchmarks/vit_study.py."""
 
 
 def page(name: str) -> str:

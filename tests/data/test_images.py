@@ -128,7 +128,7 @@ def test_batch_numbers_cover_the_list_once() -> None:
 
 
 def test_settings_that_cannot_be_met_are_refused_before_anything_is_read(photos: ImageList) -> None:
-    with pytest.raises(InputError, match="at least one image"):
+    with pytest.raises(InputError, match="at least one input"):
         batches(photos, TRANSFORM, batch_size=0)
     with pytest.raises(InputError, match="0 or more"):
         batches(photos, TRANSFORM, batch_size=1, workers=-1)
