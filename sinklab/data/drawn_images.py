@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from sinklab.data.input_list import InputList
 from sinklab.data.procedural import VERSION, ProceduralImages
@@ -58,11 +58,8 @@ def _drawn(pictures: ProceduralImages, number: int) -> bytes:
 class DrawnList(InputList):
     """A frozen, ordered list of drawn pictures."""
 
+    noun: ClassVar[str] = "image"
     refs: tuple[DrawnImage, ...]
-
-    @property
-    def noun(self) -> str:
-        return "image"
 
 
 def drawn_images(saved: Mapping[str, Any]) -> DrawnList:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from sinklab.data.input_list import InputList
 
@@ -31,11 +32,8 @@ class ImageRef:
 class ImageList(InputList):
     """A frozen, ordered list of pictures; `image_index` in every table is a position in it."""
 
+    noun: ClassVar[str] = "image"
     refs: tuple[ImageRef, ...]
-
-    @property
-    def noun(self) -> str:
-        return "image"
 
 
 def as_text(name: str) -> str:

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from sinklab.errors import InputError
 
@@ -62,17 +62,14 @@ class View(Protocol):
 class InputList:
     """A frozen, ordered list of inputs; `image_index` in every table is a position in it."""
 
+    noun: ClassVar[str] = "input"
+    """What one of them is called."""
     refs: tuple[Any, ...]
     """Each an `InputRef`."""
     sources: tuple[str, ...]
     """What was asked for, as it was written."""
     notes: tuple[str, ...] = ()
     """What the user should know about how the list came to be (files given twice, members left out)."""
-
-    @property
-    def noun(self) -> str:
-        """What one of them is called."""
-        raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self.refs)

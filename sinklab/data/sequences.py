@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from sinklab.data.input_list import InputList, InputRef
 from sinklab.errors import InputError
@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 class SequenceList(InputList):
     """A frozen, ordered list of sequences."""
 
+    noun: ClassVar[str] = "sequence"
     refs: tuple[InputRef, ...]
-
-    @property
-    def noun(self) -> str:
-        return "sequence"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,6 +115,7 @@ def load_toy_model(path: Path, saved_request: dict[str, Any], *, name: str) -> L
     Where the sink can only take the queries that have nothing to do, which are about half of them, the rule that looks
     at all queries would never see it: those tasks are judged by the sink's mass.
     """
+    from sinklab.models.checkpoint import sha256_of
     from sinklab.models.describe import provenance
     from sinklab.models.toy_file import read_toy
 
@@ -122,8 +123,7 @@ def load_toy_model(path: Path, saved_request: dict[str, Any], *, name: str) -> L
     config = saved["config"]
     idle = saved["kind"] in ("nop", "nop-branch")
     dedicated = saved["kind"] == "nop" or bool(config.get("dedicated"))
-    for parameter in module.parameters():
-        parameter.requires_grad_(False)
+    module.requires_grad_(False)
     return Loaded(
         module=module,
         tokens=TokenMap.sequence(("bos",) if dedicated else ()),
@@ -134,7 +134,7 @@ def load_toy_model(path: Path, saved_request: dict[str, Any], *, name: str) -> L
             family="toy",
             architecture=f"{type(module).__name__} ({saved['arm']})",
             source=f"trained by sinklab, {saved['kind']}, seed {saved['seed']}, {config['steps']} steps",
-            sha256=_sha256(path),
+            sha256=sha256_of(path),
             request=saved_request,
         ),
         forward=forward_sequences,
@@ -154,6 +154,7 @@ def load_toy_model(path: Path, saved_request: dict[str, Any], *, name: str) -> L
 
 def load_language_model(path: Path, saved_request: dict[str, Any], *, name: str) -> Loaded:
     """A byte-level language model: the first token is told apart, and the answers are next-byte distributions."""
+    from sinklab.models.checkpoint import sha256_of
     from sinklab.models.describe import provenance
     from sinklab.models.lm_file import read_lm
 
@@ -169,7 +170,7 @@ def load_language_model(path: Path, saved_request: dict[str, Any], *, name: str)
             family="lm",
             architecture=f"{type(module).__name__} ({about['config']['name']})",
             source=f"trained by sinklab on {about['text']['name']}, seed {about['seed']}, {about['step']} steps",
-            sha256=_sha256(path),
+            sha256=sha256_of(path),
             request=saved_request,
         ),
         forward=_final,
@@ -189,12 +190,6 @@ def forward_sequences(module: nn.Module, sequences: Tensor) -> Tensor:
     """Sequences [B N C] → the stream after the last layer [B N C]."""
     tokens: Tensor = module(sequences)
     return tokens
-
-
-def _sha256(path: Path) -> str:
-    import hashlib
-
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _short(path: Path) -> str:

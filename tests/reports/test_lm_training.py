@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 from browser import Page, chromium, open_browser
 from command_line import in_process
+from damaged import damaged
 
 import sinklab
 from sinklab.data.text import open_text
@@ -243,16 +244,8 @@ def test_a_divergence_is_noted_and_has_no_sample(runs: dict[str, Run], tmp_path:
 def test_a_run_that_cannot_be_reported_on_is_refused_with_a_sentence(
     runs: dict[str, Run], tmp_path: Path, name: str, content: object, words: str
 ) -> None:
-    shutil.copytree(runs["seeds"].path, tmp_path / "run")
-    path = tmp_path / "run" / name
-    if content is None:
-        path.unlink()
-    elif isinstance(content, str):
-        path.write_text(content)
-    else:
-        path.write_text(json.dumps(json.loads(path.read_text()) | content))  # type: ignore[operator]
     with pytest.raises(InputError, match=words):
-        write_training_report(Run.open(tmp_path / "run"))
+        write_training_report(Run.open(damaged(runs["seeds"].path, tmp_path / "run", name, content)))
 
 
 def test_the_page_opens_from_the_tables_without_torch_and_the_same_every_time(runs: dict[str, Run]) -> None:

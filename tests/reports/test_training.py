@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from browser import Page, chromium, open_browser
+from damaged import damaged
 
 from sinklab.errors import InputError
 from sinklab.reports.training import budget_sentence, write_training_report
@@ -141,16 +141,8 @@ def test_a_figure_of_an_earlier_report_goes(runs: dict[str, Run], tmp_path: Path
 def test_a_run_that_cannot_be_reported_on_is_refused_with_a_sentence(
     runs: dict[str, Run], tmp_path: Path, name: str, content: object, words: str
 ) -> None:
-    shutil.copytree(runs["pathway"].path, tmp_path / "run")
-    path = tmp_path / "run" / name
-    if content is None:
-        path.unlink()
-    elif isinstance(content, str):
-        path.write_text(content)
-    else:
-        path.write_text(json.dumps(json.loads(path.read_text()) | content))  # type: ignore[operator]
     with pytest.raises(InputError, match=words):
-        write_training_report(Run.open(tmp_path / "run"))
+        write_training_report(Run.open(damaged(runs["pathway"].path, tmp_path / "run", name, content)))
 
 
 def test_a_number_is_printed_to_the_place_of_its_error() -> None:
