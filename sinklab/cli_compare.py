@@ -50,7 +50,9 @@ def _trainings(runs: list[Path], output: Path | None) -> None:
 
     results = read_results(runs)
     if names := differing_texts(runs):
-        terminal.note(f"the runs were trained on different texts ({', '.join(names)}): bits a byte do not compare.")
+        terminal.note(
+            f"the runs were trained on different texts or splits ({', '.join(names)}): bits a byte do not compare."
+        )
     if missing := left_out(runs, results):
         terminal.note(f"left out, for there are no numbers of them: {', '.join(missing)}.")
     summary = over_seeds(results)

@@ -68,6 +68,12 @@ def photographs(
     InputError.
     """
     images = find_images(sources, limit=limit)
+    folders = [] if isinstance(sources, (str, Path)) else [source for source in sources if Path(source).is_dir()]
+    if len(folders) > 1 and any(path.is_dir() for folder in folders for path in Path(folder).iterdir()):
+        raise InputError(
+            "Several folders with folders inside: a picture's class would be the folder given and not its own. Put the "
+            "class folders into one folder, which may hold links."
+        )
     beside = _from_shards(images)
     names = [beside.get((ref.path, ref.offset)) or _folder(ref) for ref in images]
     known = tuple(classes) if classes is not None else tuple(sorted({n for n in names if n is not None}, key=_order))

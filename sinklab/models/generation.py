@@ -26,9 +26,11 @@ class KeyValues:
         """Add new tokens; returns all that a query may look at."""
         self.seen += key.shape[2]
         if self.key is not None and self.value is not None:
-            key, value = torch.cat([self.key, key], 2), torch.cat([self.value, value], 2)
-        keep = slice(None) if self.longest is None else slice(-self.longest, None)
-        self.key, self.value = key[:, :, keep], value[:, :, keep]
+            # of the tokens before, as many as leave the new ones within reach of `longest`
+            room = self.key.shape[2] if self.longest is None else max(0, self.longest - key.shape[2])
+            first = max(0, self.key.shape[2] - room)
+            key, value = torch.cat([self.key[:, :, first:], key], 2), torch.cat([self.value[:, :, first:], value], 2)
+        self.key, self.value = key, value
         return key, value
 
 

@@ -5,6 +5,7 @@ A kind of run takes part by having a reader in `READERS`: run → one row a seed
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -127,10 +128,12 @@ def left_out(paths: Sequence[str | Path], results: pd.DataFrame) -> list[str]:
 
 
 def differing_texts(paths: Sequence[str | Path]) -> list[str]:
-    """The names of the texts, if language models were trained on more than one; their numbers do not compare."""
+    """The names of the texts, if language models were trained on different ones, or on other splits of one: their
+    numbers do not compare."""
     texts = [Run.open(path).config.get("settings", {}).get("text", {}) for path in paths]
     names = [str(text.get("name")) for text in texts]
-    return names if len({text.get("sha256") for text in texts}) > 1 else []
+    kinds = {json.dumps([text.get("sha256"), text.get("splits")]) for text in texts}
+    return names if len(kinds) > 1 else []
 
 
 def over_seeds(results: pd.DataFrame) -> pd.DataFrame:

@@ -89,8 +89,11 @@ def train_lm(
                 threads=torch.get_num_threads(),
                 processes=ranks.world,
                 members=[member.name for member in trained],
-                notes=list(read.notes),
+                notes=list(dict.fromkeys([*read.notes, *run.config.get("notes", [])])),
             )
+        small = min(config.batch for config in configs)
+        if small < ranks.world:  # a process without rows has a loss of nothing, which is no number
+            raise InputError(f"{ranks.world} processes share every batch: it needs as many sequences, not {small}.")
         for member in trained:
             # asked before the first process may write it: all processes must answer alike
             finished = ranks.any(ranks.first and _is_finished(run, member, read, may_diverge=sweep is not None))
@@ -140,15 +143,17 @@ def _train_member(
     elif ranks.first:
         recipe.score.forget()
     ranks.wait()  # until it is decided whether there is a checkpoint to go on from
-    started, begun = time.monotonic(), [0]
+    started = time.monotonic()
+    begun: list[tuple[int, float]] = []
 
     def told(state: Progress) -> None:
-        begun[0] = begun[0] or state.step
+        if not begun:
+            begun.append((state.step, time.monotonic()))
         if progress is not None:
             progress(member, state)
 
     last = train(recipe, folder, resume=resume, progress=told)
-    seconds = time.monotonic() - started
+    ended = time.monotonic()
     found: dict[str, Any] = {
         "parameters": sum(weight.numel() for weight in recipe.model.parameters()),
         "train_bpc": last["bpc"],
@@ -163,8 +168,9 @@ def _train_member(
     found |= _evaluate(recipe.model, text, kept, config, ranks)
     if not ranks.first:
         return
-    pace = (config.steps - begun[0]) * config.batch * config.context / seconds
-    timings = {"train_seconds": seconds, "tokens_per_second": pace if begun[0] < config.steps else None}
+    step, since = begun[0] if begun else (config.steps, ended)
+    pace = (config.steps - step) * config.batch * config.context / (ended - since) if step < config.steps else None
+    timings = {"train_seconds": ended - started, "tokens_per_second": pace}
     run.update(timings={**run.config.get("timings", {}), member.name: timings})
     run.write_bytes(f"{FOLDER}/{member.name}/sample.txt", sample(recipe.model, text, member))
     os.replace(kept.weights, folder / "model.safetensors")
@@ -174,7 +180,7 @@ def _train_member(
 
 def _record_divergence(run: Run, member: LMMember, words: str, ranks: Ranks) -> None:
     if ranks.first:
-        run.update(notes=[*run.config.get("notes", []), f"{member.name}: {words}"])
+        run.update(notes=list(dict.fromkeys([*run.config.get("notes", []), f"{member.name}: {words}"])))
         nothing = dict.fromkeys(NUMBERS)
         run.write_json(f"{FOLDER}/{member.name}/evaluation.json", nothing)
 

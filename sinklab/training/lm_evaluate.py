@@ -26,6 +26,9 @@ def trained_models(path: str | Path, members: Sequence[str] = ()) -> dict[str, P
     with sinklab.
     Raises NotFoundError for a member that is not there, InputError for a run of another kind.
     """
+    alone = str(path).startswith("lm:") or Path(path).expanduser().is_file()
+    if members and (alone or (Path(path).expanduser() / "model.safetensors").is_file()):
+        raise InputError(f"{path} is one model: members are named of a run that trained several.")
     if str(path).startswith("lm:"):
         return {str(path): shipped_lm(str(path).removeprefix("lm:"))}
     path = Path(path).expanduser()

@@ -213,6 +213,7 @@ class _Metrics:
         """Add a line. Raises Diverged if the loss is no longer a number."""
         values = {name: float(value.detach()) for name, value in scalars.items()}
         if not math.isfinite(values["total"]):
+            self.flush()  # what was seen before it is what one wants to look at
             raise Diverged(
                 f"The loss is {values['total']} after {done} steps: the training has diverged. Try a smaller learning "
                 "rate."

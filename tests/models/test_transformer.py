@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from sinklab.errors import InputError
 from sinklab.hooks.manager import HookManager
+from sinklab.models.generation import KeyValues
 from sinklab.models.lm_config import TransformerConfig
 from sinklab.models.transformer import CausalAttention, Transformer, rope, turns
 
@@ -134,3 +135,14 @@ def test_a_compiled_model_computes_the_same() -> None:
 def test_heads_that_rope_cannot_turn_are_refused() -> None:
     with pytest.raises(InputError, match="8 channels do not make pairs in 8"):
         TransformerConfig(dim=8, heads=8)
+
+
+@pytest.mark.parametrize("fresh", [1, 3])
+def test_a_cache_of_four_lets_no_query_see_more_than_four_tokens(fresh: int) -> None:
+    """`longest` counts the new token too: it is the context that was trained on."""
+    past = KeyValues(4)
+    for _ in range(6):
+        new = torch.zeros(1, 1, fresh, 2)
+        keys, _ = past.extend(new, new)
+        assert keys.shape[2] <= 4
+    assert keys.shape[2] == 4 and past.seen == 6 * fresh
