@@ -44,6 +44,7 @@ def train_lm_command(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="RUN", help="The run folder; default runs/NAME.")
     ] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate; the same as --set lr=.")] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option(
@@ -82,7 +83,8 @@ def train_lm_command(
             raise InputError("--resume goes on with a run and --overwrite replaces it: give one of them.")
         from sinklab.training.lm_config import lm_members, make_lm_config
 
-        told = [*(changes or ()), *(["bf16=true"] if bf16 else [])]
+        rate = [] if lr is None else [f"lr={lr!r}"]
+        told = [*rate, *(changes or ()), *(["bf16=true"] if bf16 else [])]
         configs = [make_lm_config(name.strip(), told) for name in config.split(",")]
         numbers = seed_numbers(seeds)
         kind = None if sweep is None else sweep.value

@@ -58,6 +58,8 @@ def experiment_on(
         raise InputError(f"The run {run.path} was made with another model: {'; '.join(changed)}.")
     settings = {
         "run": config["fingerprint"],
+        # an input that could not be used may come back when the diagnosis is resumed: the draws then change
+        "inputs": fingerprint({"usable": list(run.read_heads(["image"])["image"].unique())}),
         "rule": {key: value for key, value in config["rule"].items() if key != "sentence"},
         "definition": config["definition"],
         "held_out_images": None if folder is None else folder.sha256,

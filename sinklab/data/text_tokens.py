@@ -127,7 +127,7 @@ def _whole_characters(piece: bytes) -> int:
 
 def _require_vocabulary(ids: NDArray[np.int64], name: str, reading: Reading) -> list[str]:
     """A note where some of the text is unknown to the tokenizer. InputError where the tokens are not the model's."""
-    most = int(max(ids.max(), *reading.before, *reading.after))
+    most = max([int(ids.max()), *reading.before, *reading.after])  # a tokenizer may add nothing
     if most >= reading.vocabulary:
         raise InputError(
             f"The tokenizer of {reading.name} gives {name} the id {most}, and the model has vectors for "

@@ -222,7 +222,7 @@ def _counted(model: Any, inputs: Tensor, plain: Tensor, given: Tensor | None) ->
     kinds = [] if tokens is None else [tokens.kind(index, number) for index in range(number)]
     cls = kinds.index("cls") if "cls" in kinds else None
     if given is None:
-        given = torch.tensor([tokens is None or tokens.kind(index) == tokens.ordinary for index in range(number)])
+        given = torch.tensor([tokens is None or kinds[index] == tokens.ordinary for index in range(number)])
     if given.dtype != torch.bool or given.shape not in ((number,), (batch, number)):
         raise InputError(f"counted is a mask of {number} tokens, [N] or [B N] bool, not {list(given.shape)}.")
     return given.to(plain.device).expand(batch, number), cls

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from sinklab.errors import NotFoundError
+from sinklab.errors import NotFoundError, NothingToEdit
 from sinklab.interventions.branch import find_pathways, measure_branches
 from sinklab.interventions.draw import donors, shuffled
 from sinklab.settings import fingerprint
@@ -40,7 +40,7 @@ def choice_or_branches(experiment: Experiment) -> Choice | None:
     """The heads to edit; None, with a warning, where there are none but a pathway. NotFoundError where neither."""
     try:
         return experiment.choice()
-    except NotFoundError as error:
+    except NothingToEdit as error:
         if experiment.options.heads is not None or not has_pathway(experiment.model):
             raise
         warnings.warn(f"No head is edited, only the branches: {error}", stacklevel=3)

@@ -153,7 +153,7 @@ class Experiment:
         labels, classify = self.options.labels, self.model.loaded.classify
         if not labels:
             return
-        if classify is None:
+        if classify is None or self.model.loaded.sequences is not None:
             raise InputError("Labels are for a model with a classifier, and this one has none.")
         classes = int(classify(self.model.module, tokens).shape[-1])
         wrong = next(((image, label) for image, label in labels.items() if not 0 <= label < classes), None)

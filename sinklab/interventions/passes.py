@@ -100,7 +100,8 @@ class Passes:
         ):
             for batch in stream:
                 if not alone and set(members[batch.number]) - set(batch.indices):
-                    image, reason = batch.skipped[0]
+                    wanted_ids = {images[index].id for index in members[batch.number]}
+                    image, reason = next(pair for pair in batch.skipped if pair[0] in wanted_ids)
                     raise InputError(f"{image} could be read when the run was diagnosed, and now cannot: {reason}.")
                 parts.add(batch.number, one(batch) if batch.ids else None, batch.skipped)
                 finished += len(members[batch.number])

@@ -57,7 +57,9 @@ def task_table(effects: pd.DataFrame, task: ToyTask) -> pd.DataFrame:
 
     Means are over batches of 256 evaluation sequences, of those that were edited, and so is their standard error
     (App. A); "baseline" is no edit. `delta_rms_GROUP` is the root mean square of the output's change over the group's
-    tokens; `donor_improvement` how much nearer the output comes to the donor's target.
+    tokens; `closed_form_error` the largest gap between an update's change and A_:s (u'_s − u_s), over the update, in a
+    batch (of routing: from attention without s); `donor_improvement` how much nearer the output comes to the donor's
+    target.
     """
     import numpy as np
     import pandas as pd
@@ -68,6 +70,7 @@ def task_table(effects: pd.DataFrame, task: ToyTask) -> pd.DataFrame:
     for key, own in single.groupby(["layer", "head", "class"], sort=True):
         base = own.drop_duplicates("image_index")
         base = base.assign(edit="baseline", **{name: base[f"{name}_before"] for name in errors})
+        base = base.drop(columns="identity_error", errors="ignore")
         base = base.assign(**{f"moved_{group}": 0.0 for group in groups_of(task)}, shared_energy=np.nan)
         if "payload_cosine" in base:
             base["payload_cosine"] = np.nan
@@ -95,6 +98,8 @@ def _by_batch(rows: pd.DataFrame, task: ToyTask, errors: list[str]) -> pd.DataFr
     for group in groups_of(task):
         found[f"delta_rms_{group}"] = (grouped[f"moved_{group}"].sum() / grouped[f"tokens_{group}"].sum()) ** 0.5
     found["shared_energy"] = grouped["shared_energy"].mean()
+    if "identity_error" in rows:  # Eq. 14, checked in float64 for every edit
+        found["closed_form_error"] = grouped["identity_error"].max()
     if "payload_cosine" in rows:
         found["payload_cosine"] = grouped["payload_cosine"].mean()
         before = grouped["donor_target_mse_before"].mean()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sinklab.errors import InputError
 from sinklab.reports import captions, drawing
 from sinklab.reports.nouns import Words
 from sinklab.reports.palette import INK, KIND_COLOUR, MOVING, MUTED, PAPER, RESTING
@@ -38,6 +39,10 @@ def read_phases(path: Path) -> pd.DataFrame | None:
     import pandas as pd
 
     if not path.is_file():
+        if (path.parents[1] / "heads/phase").is_dir():
+            raise InputError(
+                f"{path} is gone: sinklab diagnose with the options of the run and --resume writes it again."
+            )
         return None
     with reading(path):
         table = pd.read_csv(path)

@@ -22,6 +22,7 @@ METRICS = {
     "delta_rms_recipients": ("ΔRMS", "the root mean square of the output’s change over the recipients"),
     "shared_energy": ("Shared energy", "the part of the output’s change that all ordinary tokens have in common"),
     "payload_cosine": ("Payload cosine", "the cosine of the recipients’ mean change with p_donor − p_own"),
+    "closed_form_error": ("Closed form", "the largest gap of an edit from A (u′ − u), Eq. 14, relative to the update"),
     "donor_improvement": ("Donor improvement", "how much nearer the output comes to the donor’s target"),
 }
 """Every metric's heading and what it is, in the order of the columns."""

@@ -37,11 +37,11 @@ def model_identity(model: Model) -> dict[str, Any]:
 
 
 def modules_digest(module: nn.Module) -> str:
-    """A hash of the modules' names, classes and constants (an epsilon, a scale, a kind of interpolation)."""
+    """A hash of the modules' names, classes and constants (an epsilon, a scale, a switch, a kind)."""
     digest = sha256()
     for name, child in module.named_modules():
-        constants = {key: value for key, value in vars(child).items() if isinstance(value, (float, str))}
-        public = sorted((key, value) for key, value in constants.items() if not key.startswith("_"))
+        held = {key: value for key, value in vars(child).items() if isinstance(value, (bool, int, float, str, tuple))}
+        public = sorted((key, value) for key, value in held.items() if not key.startswith("_") and key != "training")
         digest.update(f"{name} {type(child).__name__} {public!r}\n".encode())
     return digest.hexdigest()
 

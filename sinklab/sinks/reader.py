@@ -135,7 +135,7 @@ class StatisticsReader(Reader):
                 stacked |= self._gated(layers, stacked["inflow"], stacked["finite"])
             tokens = [self._tokens[layer] for layer in layers]
             self._finished, self._token_norms, self._tokens, self._velocity = [], {}, {}, {}
-            self._sinks, self._opened = {}, {}
+            self._sinks, self._opened, self._held = {}, {}, None
             return layers, {name: values.contiguous().cpu() for name, values in stacked.items()}, tokens
 
     def _gated(self, layers: list[int], like: Tensor, finite: Tensor) -> dict[str, Tensor]:

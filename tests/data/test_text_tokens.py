@@ -90,3 +90,10 @@ def test_a_text_that_the_tokenizer_does_not_know_is_refused_or_noted(written: Pa
         token_sequences(open_text(written), lost)
     some = reading(encode=lambda written: [7 if letter == "é" else 8 for letter in written], unknown=7)
     assert "unknown to the tokenizer" in " ".join(token_sequences(open_text(written), some).notes)
+
+
+def test_a_tokenizer_that_adds_nothing_round_a_window_is_read(written: Path) -> None:
+    """GPT-2's and Qwen's own tokenizers have no token for the beginning."""
+    from sinklab.data.text_tokens import _require_vocabulary
+
+    assert _require_vocabulary(np.array([1, 2]), "text", reading(before=(), after=())) == []
