@@ -130,9 +130,9 @@ def _sweep(curves: pd.DataFrame, sweep: str) -> Drawn:
         after = f", half of it after {plural(round(means[arm]['half_step']), 'step')}" if sweep == "frequency" else ""
         said.append(f"{number(means[arm]['score'])} at {sign} = {point:.3g}{after}")
     what = {
-        "frequency": "p is the share of tokens that are to be left alone; at the end a formed sink’s score grows with p, "
-        "for so many queries go to the sink. What differs is how soon: the right panel has the first step with half of the final "
-        "score.",
+        "frequency": "p is the share of tokens that are to be left alone; at the end a formed sink’s score grows with "
+        "p, for so many queries go to the sink. What differs is how soon: the right panel has the first step with half "
+        "of the final score.",
         "damping": "γ is what remains of the update that flagged tokens are to get: 0 asks for none, 1 for all. The "
         "more is to remain, the weaker the sink.",
     }[sweep]
