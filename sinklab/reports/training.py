@@ -85,7 +85,7 @@ def write_training_report(run: Run) -> Path:
             with reading(run.path / f"tables/{name}.csv", WRITER):
                 saved[name] = training_table(run) if name == "training" else run.table(name)
         with reading(run.path / "tables", WRITER):
-            drawn = training_captions.draw_all(kind, saved, sweep)
+            drawn = training_captions.draw_all(kind, saved, sweep, int(run.config["settings"]["config"]["tokens"]))
             page = render(run.config, kind, saved, drawn)
     if "sinks" in saved:
         run.write_table("tables/sinks.csv", saved["sinks"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from sinklab.reports import training_effects as effects
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def draw_all(kind: str, saved: dict[str, pd.DataFrame], sweep: str | None) -> list[Drawn]:
-    """A task's figures, what it is about first. saved: name → table of the run's tables/."""
+def draw_all(kind: str, saved: dict[str, pd.DataFrame], sweep: str | None, tokens: int) -> list[Drawn]:
+    """A task's figures, what it is about first. saved: name → table of the run's tables/; tokens of a sequence."""
     drawn = []
     if kind == "nop":
         drawn.append(_nop(saved["table2"]))
@@ -24,7 +25,7 @@ def draw_all(kind: str, saved: dict[str, pd.DataFrame], sweep: str | None) -> li
     if kind == "pathway":
         drawn += [_pathway(saved["pathway"]), _ranks(saved["stable_ranks"])]
     if sweep is not None:
-        drawn.append(_sweep(saved["curves"], sweep))
+        drawn.append(_sweep(saved["curves"], sweep, tokens))
     spectrum = _spectrum(saved["spectrum_training"], saved["curves"], sweep)
     return [*drawn, spectrum, _curves(saved["curves"], sweep)]
 
@@ -122,23 +123,26 @@ def _ranks(ranks: pd.DataFrame) -> Drawn:
     )
 
 
-def _sweep(curves: pd.DataFrame, sweep: str) -> Drawn:
-    points, sign, ends = figures.sweep_points(curves), figures.SWEEP_SIGN[sweep], figures.sweep_ends(curves)
+def _sweep(curves: pd.DataFrame, sweep: str, tokens: int) -> Drawn:
+    points, sign, ends = figures.sweep_points(curves), figures.SWEEP_SIGN[sweep], figures.sweep_ends(curves, tokens)
     means = {row["arm"]: row for row in records(ends.groupby("arm")[["score", "half_step"]].mean().reset_index())}
     said = []
     for arm, point in points.items():
-        after = f", half of it after {plural(round(means[arm]['half_step']), 'step')}" if sweep == "frequency" else ""
+        half, after = means[arm]["half_step"], ""
+        if sweep == "frequency":
+            after = ", no sink formed" if math.isnan(half) else f", half of it after {plural(round(half), 'step')}"
         said.append(f"{number(means[arm]['score'])} at {sign} = {point:.3g}{after}")
     what = {
         "frequency": "p is the share of tokens that are to be left alone; at the end a formed sink’s score grows with "
         "p, for so many queries go to the sink. What differs is how soon: the right panel has the first step with half "
-        "of the final score.",
+        "of the final score, for points at which a sink formed: a last score of "
+        f"{number(figures.FORMED / tokens)} or more, twice what a token has where all are attended to alike.",
         "damping": "γ is what remains of the update that flagged tokens are to get: 0 asks for none, 1 for all. The "
         "more is to remain, the weaker the sink.",
     }[sweep]
     return drawn_twice(
         "fig11-sink-score",
-        lambda width: figures.draw_sweep(curves, sweep, width),
+        lambda width: figures.draw_sweep(curves, sweep, tokens, width),
         title=f"Sinks along the {sweep} of NOP tokens (Fig. 11)",
         reading=f"The largest attention that one position receives, averaged over queries and sequences. {what}",
         counts=f"n = {plural(len(points), 'point')}, {plural(int(curves['seed'].nunique()), 'seed')} each"

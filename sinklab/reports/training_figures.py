@@ -45,6 +45,8 @@ SWEEP_RAMP = ("#3f7fd0", "#7a6fc4", "#b561ad", "#d8607f", "#dd7548", "#c99322")
 SWEEP_SIGN = {"frequency": "p", "damping": "γ"}
 LEGEND = 7
 """Points of a sweep that the legend names."""
+FORMED = 2
+"""A sink has so many times the attention that each token has where all are attended to alike."""
 SMALLEST = 1e-4
 """Lower end of a logarithmic axis of singular values, as a share of the largest."""
 
@@ -117,14 +119,15 @@ def draw_curves(curves: pd.DataFrame, sweep: str | None = None, width: float = d
     return figure
 
 
-def draw_sweep(curves: pd.DataFrame, sweep: str, width: float = drawing.WIDE) -> Figure:
+def draw_sweep(curves: pd.DataFrame, sweep: str, tokens: int, width: float = drawing.WIDE) -> Figure:
     """Fig. 11: the sink score over the steps, one line a point of the sweep, and beside it what sets them apart.
 
-    That is, along the frequency, the step at which half of the final score is reached; along the damping, the score.
+    That is, along the frequency, the step at which half of the final score is reached, where a sink formed; along the
+    damping, the score.
     """
     arms, points = list(dict.fromkeys(curves["arm"].astype(str))), sweep_points(curves)
     styles, narrow, sign = arm_styles(arms, points), drawing.is_narrow(width), SWEEP_SIGN[sweep]
-    ends = sweep_ends(curves)
+    ends = sweep_ends(curves, tokens)
     column = "half_step" if sweep == "frequency" else "score"
     with drawing.paper(width, 5.4 if narrow else 3.5) as figure:
         left, right = (
@@ -151,8 +154,11 @@ def draw_sweep(curves: pd.DataFrame, sweep: str, width: float = drawing.WIDE) ->
     return figure
 
 
-def sweep_ends(curves: pd.DataFrame) -> pd.DataFrame:
-    """One row per (arm, seed): its last sink score, and the first step with half of that."""
+def sweep_ends(curves: pd.DataFrame, tokens: int) -> pd.DataFrame:
+    """One row per (arm, seed): its last sink score, and the first step with half of that.
+
+    `half_step` is NaN where no sink formed, which is to say where the last score is below FORMED / tokens.
+    """
     import pandas as pd
 
     rows = []
@@ -160,7 +166,9 @@ def sweep_ends(curves: pd.DataFrame) -> pd.DataFrame:
         for seed, mine in curves[curves["arm"] == arm].dropna(subset=["sink_0"]).groupby("seed"):
             scores = mine.sort_values("step")
             last = float(scores["sink_0"].iloc[-1])
-            half = int(scores.loc[scores["sink_0"] >= last / 2, "step"].iloc[0])
+            half = float(scores.loc[scores["sink_0"] >= last / 2, "step"].iloc[0])
+            if last < FORMED / tokens:  # every score, the first one too, is then half of the last
+                half = float("nan")
             rows.append({"arm": str(arm), "seed": seed, "score": last, "half_step": half})
     return pd.DataFrame(rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
@@ -160,7 +161,15 @@ def test_limits_are_said_as_they_are_meant() -> None:
 
 def test_half_of_the_final_score_is_reached_at_the_first_step_that_has_it() -> None:
     curves = pd.DataFrame({"arm": "p=0.500", "seed": 0, "step": [10, 20, 30, 40], "sink_0": [0.1, 0.3, 0.2, 0.6]})
-    assert sweep_ends(curves).to_dict("records") == [{"arm": "p=0.500", "seed": 0, "score": 0.6, "half_step": 20}]
+    assert sweep_ends(curves, 32).to_dict("records") == [{"arm": "p=0.500", "seed": 0, "score": 0.6, "half_step": 20}]
+
+
+def test_where_no_sink_formed_there_is_no_step_with_half_of_it() -> None:
+    """Of 32 tokens that are all attended to alike each receives 1/32, from the first step on."""
+    curves = pd.DataFrame({"arm": "p=0.050", "seed": 0, "step": [10, 20], "sink_0": [1 / 32, 1.9 / 32]})
+    assert math.isnan(sweep_ends(curves, 32)["half_step"].iloc[0])
+    curves["sink_0"] = [1 / 32, 2 / 32]
+    assert sweep_ends(curves, 32)["half_step"].iloc[0] == 10
 
 
 @pytest.fixture(scope="module")
