@@ -31,7 +31,11 @@ from sinklab.training.toy import TrainedToy, load_toy, read_evaluation, train_to
 from sinklab.training.toy_claims import best_layer, claims
 from sinklab.training.toy_config import config_from, make_config
 
-LADDER = {"nop": (50, 100, 200, 400), "broadcast": (100, 200, 400, 800), "pathway": (100, 200, 400, 800)}
+LADDER = {
+    "nop": (50, 100, 200, 400, 1000, 2000, 4000, 8000),
+    "broadcast": (100, 200, 400, 800),
+    "pathway": (100, 200, 400, 800),
+}
 # Only NOP queries, half of all, attend to a NOP sink: no rule that asks for nine tenths of the queries can see it.
 RULES = {"nop": SinkRule.mass(), "broadcast": SinkRule.relaxed(), "pathway": SinkRule.relaxed()}
 

@@ -35,6 +35,9 @@ def nop_claims(rows: Rows) -> list[Claim]:
     def change(edit: str) -> float:
         return look_up(rows, 0, edit, "delta_rms_nop")
 
+    def growth(edit: str) -> float:
+        return look_up(rows, 0, edit, "task_mse") - look_up(rows, 0, "baseline", "task_mse")
+
     return [
         Claim(name="attention to the sink, NOP queries", value=look_up(rows, 0, "baseline", "attention_nop"), low=0.95),
         Claim(
@@ -46,6 +49,17 @@ def nop_claims(rows: Rows) -> list[Claim]:
         Claim(name="change by the donor's value (0 by construction)", value=change("donor"), low=0.0, high=0.0),
         Claim(name="change by zero, over change by route", value=change("zero") / change("route"), high=0.1),
         Claim(name="change by zero, over change by ordinary", value=change("zero") / change("ordinary"), high=0.1),
+        # 3.8 in the paper's Table 2, whose route is the clamped one: see `toy_measure.nop_numbers`
+        Claim(
+            name="error added by ordinary, over error added by route, clamped",
+            value=growth("ordinary") / growth("route_clamped"),
+            low=2.0,
+        ),
+        Claim(
+            name="change by zero, over change by route, clamped",
+            value=change("zero") / change("route_clamped"),
+            high=0.1,
+        ),
     ]
 
 
