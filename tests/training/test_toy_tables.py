@@ -143,7 +143,7 @@ def test_stable_ranks_lie_between_one_and_the_number_of_tokens(runs: dict[str, R
 
 
 def test_claims_are_checked_for_every_seed_and_only_where_their_arms_are(runs: dict[str, Run], tmp_path: Path) -> None:
-    for kind, each in (("nop", 6), ("broadcast", 4), ("pathway", 3)):
+    for kind, each in (("nop", 8), ("broadcast", 4), ("pathway", 3)):
         table = runs[kind].table("claims")
         assert table.groupby("seed").size().to_dict() == {0: each, 1: each}
         inside = (table["low"] <= table["value"]) & (table["value"] <= table["high"])
