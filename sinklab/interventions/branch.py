@@ -27,6 +27,7 @@ from sinklab.hooks.site import Site, find_sites
 from sinklab.hooks.wrappers import run_eagerly, unwrap
 from sinklab.interventions.effect import effects
 from sinklab.models.pathway import GlobalPathway
+from sinklab.sinks.common_mode import pathways_in
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +89,7 @@ def find_pathways(model: Any, layers: Sequence[int] | None = None) -> dict[int, 
     """
     found: dict[int, GlobalPathway] = {}
     for site in _chosen(model, layers):
-        own = [part for part in site.block_module.modules() if isinstance(part, GlobalPathway)]
+        own = pathways_in(site)
         if len(own) > 1:
             raise InputError(f"Layer {site.layer} has {len(own)} global pathways; an edit knows one a layer.")
         if own:

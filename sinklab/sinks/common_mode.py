@@ -3,8 +3,9 @@
     share = E(ō²) / E(o²),  ō the mean of the update o over an image's tokens                                   (Eq. 5)
 
 `share` is the ratio of means over all images, as the penalty has it; `share_by_image` is the mean of the images' own
-ratios, with its standard error. Updates are as they are added, LayerScale included; with a gate before W_O attention's
-is given gated (as it is added) and ungated. "Attention Sinks", Sec. 5.
+ratios, with its standard error. Images whose update is not finite are left out, and `images` counts the others. Updates
+are as they are added, LayerScale included; with a gate before W_O attention's is given gated (as it is added) and
+ungated. "Attention Sinks", Sec. 5.
 
 Letters: B batch, N tokens, C model dim.
 """
@@ -46,12 +47,12 @@ def has_common_mode(model: Model) -> bool:
 
 def pathways_of(model: Model) -> dict[int, tuple[Site, GlobalPathway]]:
     """layer → its site and its global pathway, in the layers that have one."""
-    found = {}
-    for site in model.sites:
-        own = [part for part in site.block_module.modules() if isinstance(part, GlobalPathway)]
-        if own:
-            found[site.layer] = (site, own[0])
-    return found
+    return {site.layer: (site, own[0]) for site in model.sites if (own := pathways_in(site))}
+
+
+def pathways_in(site: Site) -> list[GlobalPathway]:
+    """The global pathways of a site's block."""
+    return [part for part in site.block_module.modules() if isinstance(part, GlobalPathway)]
 
 
 class CommonModeReader(Reader):
@@ -121,6 +122,10 @@ def shares_table(found: Mapping[tuple[int, str], Tensor]) -> pd.DataFrame:
 
     rows = []
     for (layer, name), own in sorted(found.items(), key=lambda item: (item[0][0], UPDATES.index(item[0][1]))):
+        own = own[own.isfinite().all(-1)]
+        if not len(own):
+            rows.append(dict(zip(COLUMNS, (layer, name, *[float("nan")] * 4, 0), strict=True)))
+            continue
         each = own[:, 0] / (own[:, 1] + EPSILON)
         shared, energy = own.mean(0).tolist()
         sem = float(each.std() / len(each) ** 0.5) if len(each) > 1 else float("nan")

@@ -71,3 +71,11 @@ def test_a_ratio_of_means_and_a_mean_of_ratios_by_hand() -> None:
     row = found.iloc[0]
     assert abs(row["share"] - 1 / 8) < 1e-9 and abs(row["share_by_image"] - 1 / 4) < 1e-9
     assert abs(row["sem"] - 0.25) < 1e-9 and row["rms"] == 2.0 and row["images"] == 2
+
+
+def test_an_image_that_is_not_finite_is_left_out_and_the_others_are_counted() -> None:
+    good, nan = [[1.0, 2.0], [0.0, 6.0]], float("nan")
+    found = shares_table({(0, "attention"): torch.tensor([*good, [nan, 3.0]], dtype=torch.float64)})
+    pd.testing.assert_frame_equal(found, shares_table({(0, "attention"): torch.tensor(good, dtype=torch.float64)}))
+    none = shares_table({(0, "attention"): torch.tensor([[nan, nan]], dtype=torch.float64)})
+    assert none["images"].to_list() == [0] and none["share"].isna().all()
