@@ -71,7 +71,10 @@ def _mask(call: AttentionCall, scores: Tensor) -> tuple[Tensor | None, bool]:
     hidden = scores <= torch.finfo(scores.dtype).min / 2
     plain = call.q.float() @ call.k[:, call.kv_head].float().transpose(-1, -2) * call.scale
     gap = (scores.float() - plain).masked_fill(hidden, 0.0)
-    if float(gap.abs().max()) > 16 * torch.finfo(scores.dtype).eps * (1 + float(plain.abs().max())) * plain.shape[-1]:
+    # the product is summed in float32 at least; it and its scaling are then rounded once each to the scores' own type
+    summed = 16 * torch.finfo(torch.float32).eps * call.q.shape[-1]
+    rounded = 2 * torch.finfo(scores.dtype).eps if scores.dtype != torch.float32 else 0.0
+    if float(gap.abs().max()) > (summed + rounded) * (1 + float(plain.abs().max())):
         return gap.masked_fill(hidden, -torch.inf), False
     if not bool(hidden.any()):
         return None, False
