@@ -189,7 +189,7 @@ SMALL = {
     **{"checkpoint_every": 500, "record_every": 10, "score_every": 10},
 }
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "nop": {"paper": {}, "laptop": {"steps": 400, "batch": 64, "lr": 1e-2, "centred": True, **SMALL}},
+    "nop": {"paper": {}, "laptop": {"steps": 2000, "batch": 64, "lr": 1e-2, "centred": True, **SMALL}},
     "nop-branch": {
         "paper": {},
         "laptop": {
