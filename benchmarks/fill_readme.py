@@ -1,9 +1,9 @@
 """Put measured numbers into README.md and docs: `python benchmarks/fill_readme.py`; --check fails if they are old.
 
 The text between `<!-- demo:begin -->` and `<!-- demo:end -->` comes from results/demo.json, that between the speed
-marks from results/diagnose.json, that between the patch marks from results/patch.json, and that between the toy marks
-of docs/controlled-tasks.md from results/toy_tables.json and toy_truth.json; those of docs/language-models.md from
-results/lm_tables.json and results/kuramoto.json, those of docs/vision-training.md from results/vit_study.json and
+marks from results/diagnose.json, that between the patch marks from results/patch.json. Those of
+docs/controlled-tasks.md are of results/toy_tables.json, toy_truth.json and toy_budget.json, those of
+docs/language-models.md of lm_tables.json and kuramoto.json, those of docs/vision-training.md of vit_study.json and
 vit_memory.json. A block whose file is not there is left as it is. A number stands in one place: the result file.
 """
 
@@ -113,6 +113,13 @@ def truth_text(result: dict[str, Any]) -> str:
     return words(result)
 
 
+def budget_text(result: dict[str, Any]) -> str:
+    """What the controlled tasks need: `toy_budget.py`."""
+    from toy_words import budget_text as words
+
+    return words(result)
+
+
 def memory_text(result: dict[str, Any]) -> str:
     """What a GPU must hold."""
     from vit_words import memory_text as words
@@ -124,10 +131,10 @@ def filled(text: str) -> str:
     """A page with every block whose result file exists."""
     files = {"demo": "demo.json", "speed": "diagnose.json", "patch": "patch.json", "toy": "toy_tables.json"}
     files |= {"lm": "lm_tables.json", "kuramoto": "kuramoto.json", "truth": "toy_truth.json"}
-    files |= {"study": "vit_study.json", "memory": "vit_memory.json"}
+    files |= {"budget": "toy_budget.json", "study": "vit_study.json", "memory": "vit_memory.json"}
     written = {"demo": demo_text, "speed": speed_text, "patch": patch_text, "toy": toy_text}
     written |= {"lm": lm_text, "kuramoto": kuramoto_text, "truth": truth_text}
-    written |= {"study": study_text, "memory": memory_text}
+    written |= {"budget": budget_text, "study": study_text, "memory": memory_text}
     for name, words in written.items():
         if f"<!-- {name}:begin -->" not in text:
             continue

@@ -1,8 +1,9 @@
-"""The controlled tasks' tables in Markdown, ours beside the paper's, from results/toy_tables.json."""
+"""The controlled tasks' tables in Markdown, ours beside the paper's: results/toy_tables.json, toy_budget.json."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sinklab.reports import toy_paper
@@ -40,6 +41,8 @@ def toy_text(result: dict[str, Any]) -> str:
     """The block of docs/controlled-tasks.md."""
     parts = [
         "### Table 2: the NOP sink\n\n" + _made(result["nop"]) + "\n\n" + _table_2(result["nop"]["mean"]),
+        "### Table 2 again: all of the paper's steps\n\n" + _made(result["nop-long"]) + "\n\n"
+        + _table_2(result["nop-long"]["mean"]),
         "### Table 3: the broadcast\n\n" + _made(result["broadcast"]) + "\n\n" + _table_3(result["broadcast"]["mean"]),
         "### Fig. 7B: the pathway, five seeds\n\n" + _made(result["pathway"]) + "\n\n"
         + _arms(result["pathway"]["mean"], toy_paper.PATHWAY),
@@ -60,6 +63,24 @@ def truth_text(result: dict[str, Any]) -> str:
             rows.append([task, seed, f"{one['events']:,} of {one['sequences']:,}", *named, place, head["verdict"]])
     heads = ["task", "seed", "sequences with a sink", "named so by `causal`", "by `counts`", "edited", "behaves as"]
     return markdown(heads, rows)
+
+
+def budget_text(result: dict[str, Any]) -> str:
+    """The block "How small a training may be" of docs/controlled-tasks.md."""
+    rows = []
+    for task in ("nop", "broadcast", "pathway"):
+        held, missed = [], ""
+        for rung in result[task]["rungs"]:
+            seeds = rung["seeds"].values()
+            held.append(f"{rung['steps']:,}: {sum(seed['holds'] for seed in seeds)} of {len(seeds)}")
+            missed = missed if rung["steps"] >= result[task]["smallest"] else _most_missed(seeds)
+        rows.append([f"`{task}`", ", ".join(held), f"{result[task]['smallest']:,}", missed])
+    return markdown(["task", "steps tried: seeds that show all", "smallest", "the step before missed"], rows)
+
+
+def _most_missed(seeds: Iterable[dict[str, Any]]) -> str:
+    counted = Counter(name for seed in seeds for name in seed["missed"])
+    return "; ".join(f"{name} ({count})" for name, count in counted.most_common())
 
 
 def _made(entry: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Do the variants' sinks differ already at a laptop's scale? Trains five `-tiny` variants alike and diagnoses them.
 
-    python benchmarks/vit_study.py [--epochs 4] [--seeds 0-2] [--work FOLDER] [--images 192]
+    python benchmarks/vit_study.py [--epochs 16] [--seeds 0-2] [--work FOLDER] [--images 384] [--set KEY=VALUE ...]
 
 Every variant is trained with every seed on the same drawn pictures, and diagnosed on held-out ones. The result,
 results/vit_study.json, is written again after each training that is done, so that a study which was stopped has what
@@ -23,15 +23,15 @@ from sinklab.settings import library_versions, plain, seed_numbers
 
 HERE = Path(__file__).parent
 VARIANTS = ("baseline", "gated-elementwise", "global-penalty", "gated-global-penalty", "registers")
-MASS = 0.1
-"""The lowest inflow that is called a sink here: the tiny networks hardly have more."""
+MASS = 0.3
+"""The lowest mean inflow of a sink in the literature on language models; the paper's own rules ask for more."""
 
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--epochs", type=int, default=4)
+    asked.add_argument("--epochs", type=int, default=16)
     asked.add_argument("--seeds", default="0-2")
-    asked.add_argument("--images", type=int, default=192, help="held-out pictures that are diagnosed")
+    asked.add_argument("--images", type=int, default=384, help="held-out pictures that are diagnosed")
     asked.add_argument("--work", type=Path, default=Path("runs/vit-study"), help="where the runs lie")
     asked.add_argument("--output", type=Path, default=HERE / "results" / "vit_study.json")
     asked.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE")
@@ -53,7 +53,7 @@ def study(work: Path, output: Path, epochs: int, seeds: list[int], images: int, 
             train_vit(path, [config], seeds=[seed], resume=True, score=sink_scores, command=["vit_study.py"])
             rows.append(measured(path, config.variant, config.name, seed, images))
             print(f"{config.name}, seed {seed}: {rows[-1]['probe_accuracy']:.3f}", flush=True)
-            write(output, rows, configs[0], seeds, images)
+            write(output, rows, configs[0], seeds, images, changes)
 
 
 def measured(path: Path, variant: str, name: str, seed: int, images: int) -> dict[str, Any]:
@@ -98,7 +98,9 @@ def counts(heads: Any) -> dict[str, dict[str, dict[str, float]]]:
     return found
 
 
-def write(output: Path, rows: list[dict[str, Any]], config: Any, seeds: list[int], images: int) -> None:
+def write(
+    output: Path, rows: list[dict[str, Any]], config: Any, seeds: list[int], images: int, changes: list[str]
+) -> None:
     """The result file, whole at any time."""
     from dataclasses import asdict
 
@@ -107,6 +109,7 @@ def write(output: Path, rows: list[dict[str, Any]], config: Any, seeds: list[int
         "complete": len(rows) == len(VARIANTS) * len(seeds),
         "conditions": {
             "steps": steps,
+            "changes": changes,
             "images_seen": steps * config.batch,
             "config": {key: value for key, value in asdict(config).items() if key not in ("variant", "penalty")},
             "diagnosed_images": images,

@@ -28,14 +28,15 @@ def study_text(result: dict[str, Any]) -> str:
             *(_counts(numbers, rule) for rule in rules),
         ]
         lines.append(f"| {' | '.join(cells)} |")
+    sets = "".join(f" --set {change}" for change in about["changes"])
     steps = f"{about['steps']} steps of {config['batch']} images in {config['views']} views"
     done = (
         "" if result["complete"] else f" It is not finished: {len(result['rows'])} of {5 * seeds} trainings are in it."
     )
     lines += [
         "",
-        f"Means over seeds, in brackets the least and the most (`--epochs {config['epochs']} --set "
-        f"views={config['views']}`). Each training is {steps}, drawn pictures of "
+        f"Means over seeds, in brackets the least and the most (`--epochs {config['epochs']}"
+        f"{sets}`). Each training is {steps}, drawn pictures of "
         f"{config['image']} pixels, {about['images_seen']:,} of them seen, and is diagnosed on "
         f"{about['diagnosed_images']} held-out ones. Counts are per image in blocks from 1 on, definition `counts`; "
         "the largest inflow is over all images and seeds. Where 65 tokens attend to all alike, each has an inflow of "

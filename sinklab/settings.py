@@ -20,6 +20,8 @@ MOST_SEEDS = 10_000
 LARGEST_SIZE = 1 << 20
 """Of a tensor's side: three of them multiplied are still a number of bytes."""
 LARGEST_COUNT = 10**9
+LARGEST_NUMBER = 1e9
+"""Of a config's numbers: two of them multiplied are still a number in single precision."""
 COUNTS = ("steps", "_every", "epochs", "sample", "windows", "procedural", "_images", "_batches")
 """Ends of the names of what is counted one after the other and no tensor's side."""
 DEEPEST_MODEL = 1000
@@ -185,7 +187,7 @@ def require_seeds(seeds: Sequence[int]) -> None:
 
 
 def require_numbers(config: Any, may_be_zero: Collection[str] = ()) -> None:
-    """Raises InputError unless every number in a dataclass is finite, and every whole one neither below 1 nor absurd.
+    """Raises InputError unless every number in a dataclass is finite and not absurd, and every whole one at least 1.
 
     Whole numbers in `may_be_zero` start at 0.
     """
@@ -194,6 +196,8 @@ def require_numbers(config: Any, may_be_zero: Collection[str] = ()) -> None:
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, float) and not math.isfinite(one):
                 raise InputError(f"{entry.name} is a finite number, not {one}.")
+            if isinstance(one, float) and abs(one) > LARGEST_NUMBER:
+                raise InputError(f"{entry.name} is at most {LARGEST_NUMBER:g}; {one:g} was given.")
             if not isinstance(one, int) or isinstance(one, bool):
                 continue
             least = int(entry.name not in may_be_zero)

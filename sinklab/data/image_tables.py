@@ -51,7 +51,16 @@ class ImageTable:
         counts = [_rows(path) for path in self.files]
         self._ends = [sum(counts[: i + 1]) for i in range(len(counts))]
         self.image_column, self.label_column, names = _columns(self.files[0])
+        for path in self.files[1:]:
+            if (found := _columns(path)[:2]) != (self.image_column, self.label_column):
+                raise InputError(
+                    f"{path} has its pictures and labels in the columns {_words(found)}, {self.files[0]} in "
+                    f"{_words((self.image_column, self.label_column))}: tables given together have the same ones."
+                )
         said = [name for path in self.files for name in _labels(path, self.label_column)]
+        beyond = [value for value in said if names and isinstance(value, int) and value >= len(names)]
+        if beyond:
+            raise InputError(f"{self.files[0]} names {len(names)} classes, but a row has the label {beyond[0]}.")
         told = [names[value] if names and isinstance(value, int) and value >= 0 else value for value in said]
         spelled = [None if value is None or value == -1 else str(value) for value in told]
         known = classes if classes is not None else names or sorted({name for name in spelled if name}, key=_order)
@@ -77,17 +86,25 @@ class ImageTable:
 
     def picture(self, index: int) -> Tensor:
         """uint8 [3 H W], upright. Raises UnreadableImage."""
+        import pyarrow as pa
         from torchvision.transforms.v2 import functional as v2
 
         number = bisect_right(self._ends, index)
         row = index - (self._ends[number - 1] if number else 0)
         name = f"{Path(self.files[number]).name}/{row}"
-        held = _cell(self.files[number], self.image_column, row)
+        try:
+            held = _cell(self.files[number], self.image_column, row)
+        except (pa.ArrowException, OSError) as error:
+            raise UnreadableImage(name, f"its row cannot be read: {error}") from error
         content = held.get("bytes") if isinstance(held, dict) else held
         if not content:
             raise UnreadableImage(name, "its row holds no bytes")
         pixels: Tensor = v2.pil_to_tensor(decoded(content, name))
         return pixels
+
+
+def _words(columns: tuple[str, str | None]) -> str:
+    return f"{columns[0]} and {columns[1] or 'none'}"
 
 
 def _order(name: str) -> tuple[bool, int, str]:
@@ -105,11 +122,11 @@ def _mapped(path: str) -> Any:
         raise NotFoundError(f"There is no file {path}.") from error
     try:
         return pa.ipc.open_stream(source).read_all()
-    except pa.ArrowInvalid:
+    except (pa.ArrowInvalid, OSError):
         try:
             return pa.ipc.open_file(source).read_all()
-        except pa.ArrowInvalid as error:
-            raise InputError(f"{path} is not a whole Arrow file: {error}.") from error
+        except (pa.ArrowInvalid, OSError) as error:
+            raise InputError(f"{path} is not a whole Arrow file: {str(error).rstrip('.')}.") from error
 
 
 @lru_cache(maxsize=256)
@@ -122,7 +139,7 @@ def _parquet(path: str) -> Any:
     except FileNotFoundError as error:
         raise NotFoundError(f"There is no file {path}.") from error
     except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"{path} is not a whole Parquet file: {error}.") from error
+        raise InputError(f"{path} is not a whole Parquet file: {str(error).rstrip('.')}.") from error
 
 
 @lru_cache(maxsize=GROUPS_KEPT)

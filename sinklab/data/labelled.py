@@ -94,7 +94,7 @@ def labelled_images(sources: Sequence[str | Path], *, classes: Sequence[str] | N
 
     Raises InputError where tables and other sources are given together.
     """
-    files = [table_files(source) for source in sources]
+    files = [table_files(source) if str(source).strip() else [] for source in sources]  # "" is not this folder
     if not any(files):
         return photographs(sources, classes=classes)
     if not all(files):
@@ -109,7 +109,7 @@ def _order(name: str) -> tuple[bool, int, str]:
 
 def _folder(ref: ImageRef) -> str | None:
     """The first folder of a picture's id; a shard is not a folder."""
-    parts = [part for part in ref.id.split("/")[:-1] if not part.endswith(".tar")]
+    parts = [part for part in ref.id.split("/")[:-1] if not part.lower().endswith(".tar")]
     return parts[0] if parts else None
 
 
@@ -119,7 +119,7 @@ def _from_shards(images: ImageList) -> dict[tuple[str, int | None], str]:
     wanted: dict[str, dict[str, int | None]] = {}
     for ref in images:
         if ref.offset is not None:
-            inside = ref.id.partition(".tar/")[2]
+            inside = ref.id[ref.id.lower().index(".tar/") + 5 :]
             wanted.setdefault(ref.path, {})[inside] = ref.offset
     for path, members in wanted.items():
         said: dict[str, str] = {}

@@ -127,7 +127,11 @@ def train(
             factor = recipe.rate(done)
             for group, rate in zip(recipe.optimizer.param_groups, rates, strict=True):
                 group["initial_lr"], group["lr"] = rate, rate * factor
-            scalars = _step(recipe, loss_of, done)
+            try:
+                scalars = _step(recipe, loss_of, done)
+            except InputError:  # a loss that is no number: what was seen before it is what one wants to look at
+                metrics.flush()
+                raise
             done += 1
             if done % recipe.score_every == 0 or done == recipe.steps:
                 metrics.scores(recipe, done)
@@ -141,14 +145,27 @@ def train(
                 recipe.after(done)
             if done % recipe.checkpoint_every == 0 and done < end:
                 metrics.flush()
+                require_finite(recipe.model, recipe.ranks, done)
                 save_checkpoint(folder / CHECKPOINT, recipe, done)
         metrics.flush()
         if done > first or not (folder / CHECKPOINT).is_file():
+            require_finite(recipe.model, recipe.ranks, done)
             save_checkpoint(folder / CHECKPOINT, recipe, done)
     if stopped:
         name = asked_to_stop[0].name if asked_to_stop else "another process"
         raise Stopped(f"stopped by {name} after {done} of {recipe.steps} steps")
     return metrics.last
+
+
+def require_finite(model: nn.Module, ranks: Ranks, done: int) -> None:
+    """Raise Diverged, on all ranks alike, for weights that are no longer numbers: the loss of a step is from before
+    the weights that the step leaves, so that the last one's would be kept unseen."""
+    own = (getattr(weight, "to_local", lambda weight=weight: weight)() for weight in model.parameters())
+    if ranks.any(not all(bool(torch.isfinite(weight).all()) for weight in own)):
+        raise Diverged(
+            f"After {done} steps weights are no longer numbers: the training has diverged. They are not kept; try a "
+            "smaller learning rate."
+        )
 
 
 def _step(recipe: Recipe, loss_of: Callable[[Any], Mapping[str, Tensor]], step: int) -> Mapping[str, Tensor]:

@@ -13,6 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sinklab.data.procedural import ProceduralImages
 from sinklab.errors import InputError, NotFoundError
 from sinklab.run import Run, library_versions
@@ -31,8 +33,8 @@ from sinklab.training.joined import first
 from sinklab.training.loop import CHECKPOINT, METRICS, Progress, read_metrics, train
 from sinklab.training.vit_config import ViTConfig
 from sinklab.training.vit_evaluate import Score
-from sinklab.training.vit_feed import Pictures
-from sinklab.training.vit_member import Member, build_feed, build_recipe, evaluated
+from sinklab.training.vit_feed import Pictures, readable
+from sinklab.training.vit_member import Member, build_feed, build_model, build_recipe, evaluated
 
 FOLDER = "training"
 
@@ -82,8 +84,11 @@ def train_vit(
                         score=score,
                     )
                 )
-        for member in members:  # what cannot be is said before anything is written
+        for member in members:  # what cannot be is said before anything is written, or overwritten
             build_feed(member)
+            readable(member.validation, 0)
+            with torch.device("meta"):
+                build_model(member.config, member.seed, len(member.images.classes))
         settings = {
             "kind": "vit",
             "configs": {config.name: asdict(config) for config in configs},
@@ -188,7 +193,7 @@ def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
     """One row a number: metric, layer (empty for the whole network), value."""
     rows = [
         {"metric": name, "layer": None, "value": found[name]}
-        for name in ("images", "probe_accuracy", "probe_loss")
+        for name in ("images", "unreadable", "probe_accuracy", "probe_loss")
         if found[name] is not None
     ]
     return rows + [

@@ -148,6 +148,8 @@ class ViTConfig:
             value = getattr(self, entry.name)
             if isinstance(value, float) and value < 0:
                 raise InputError(f"{entry.name} is a number from 0 on, not {value}.")
+        if self.last_rate > 1:
+            raise InputError(f"last_rate is a share of lr, from 0 to 1; {self.last_rate:g} was given.")
         if self.precision not in ("bf16", "fp32"):
             raise InputError(f"precision is bf16 or fp32, not {self.precision!r}.")
         if self.batch % self.accumulate:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sinklab.errors import InputError
 from sinklab.models.vit import ViT, shares
 from sinklab.training.distributed import Ranks
 from sinklab.training.lejepa import LeJEPA
@@ -29,40 +30,50 @@ def evaluate(
     device: str = "cpu",
     ranks: Ranks | None = None,
 ) -> dict[str, Any]:
-    """Probe accuracy and loss on centre crops (None without classes), and each layer's common-mode share.
+    """Probe accuracy and loss on centre crops, and each layer's common-mode share.
 
-    The first `limit` pictures count. Every rank computes every world-th batch, and the result is of all of them.
+    The first `limit` pictures count, those that cannot be read left out (`unreadable` says how many). Accuracy and loss
+    are of the pictures that have a label, None where there is none. Every rank computes every world-th batch, and the
+    result is of all of them. Raises InputError where no picture can be read.
     """
     ranks = ranks or Ranks()
     count = min(limit, len(images))
     batches = -(-count // batch)
     numbers, rounds = range(ranks.rank, batches, ranks.world), -(-batches // ranks.world)
-    depth, classes = model.vit.shape.depth, model.probe is not None
-    sums = torch.zeros(3 + 2 * depth, dtype=torch.float64)  # images, right, loss; moments
+    depth = model.vit.shape.depth
+    sums = torch.zeros(5 + 2 * depth, dtype=torch.float64)  # images, unreadable, labelled, right, loss; moments
     was, _ = model.training, model.eval()
     for round_number in range(rounds):  # a sharded model needs all ranks at each forward
         number = numbers[round_number] if round_number < len(numbers) else 0
         counts = round_number < len(numbers)
         positions = list(range(number * batch, min(count, (number + 1) * batch)))
-        pixels, asked = (part.to(device) for part in measured(images, positions, size))
+        pixels, asked, missed = measured(images, positions, size)
+        if not len(pixels):  # the forward is still owed to the other ranks
+            pixels, sums[1], counts = torch.zeros(1, 3, size, size), sums[1] + counts * len(missed), False
+        pixels, asked = pixels.to(device), asked.to(device)
         with model.autocast(pixels.device):
             tokens, found = model.vit(pixels, measure="gated")
             answers = model.probe(tokens[:, 0]).float() if model.probe is not None else None
         if not counts:
             continue
-        sums[0] += len(positions)
-        sums[3:] += len(positions) * found.double().flatten().cpu()
+        sums[0] += len(asked)
+        sums[1] += len(missed)
+        sums[5:] += len(asked) * found.double().flatten().cpu()
         if answers is not None:
-            sums[1] += float((answers.argmax(-1) == asked).sum())
-            sums[2] += float(F.cross_entropy(answers, asked, ignore_index=-1, reduction="sum"))
+            sums[2] += int((asked >= 0).sum())
+            sums[3] += float((answers.argmax(-1) == asked).sum())
+            sums[4] += float(F.cross_entropy(answers, asked, ignore_index=-1, reduction="sum"))
     model.train(was)
     sums = torch.tensor(ranks.total(sums.tolist()), dtype=torch.float64)
-    total = float(sums[0])
+    total, unreadable, labelled, right, loss = sums[:5].tolist()
+    if not total:
+        raise InputError(f"None of the {count} images for validation can be read.")
     return {
         "images": round(total),
-        "probe_accuracy": float(sums[1]) / total if classes else None,
-        "probe_loss": float(sums[2]) / total if classes else None,
-        "common_mode": shares((sums[3:] / total).reshape(depth, 2)).tolist(),
+        "unreadable": round(unreadable),
+        "probe_accuracy": right / labelled if labelled else None,
+        "probe_loss": loss / labelled if labelled else None,
+        "common_mode": shares((sums[5:] / total).reshape(depth, 2)).tolist(),
     }
 
 

@@ -234,11 +234,21 @@ def fixed_view(size: int) -> ImageTransform:
     return ImageTransform.paper(size, interpolation="bicubic", mean=IMAGENET[0], std=IMAGENET[1])
 
 
-def measured(images: Pictures, positions: list[int], size: int) -> tuple[Tensor, Tensor]:
-    """Normalised centre crops [n 3 S S] and labels [n] of pictures, or of the next ones where some cannot be read."""
+def shown_fixed(picture: Tensor, size: int) -> Tensor:
+    """The normalised centre crop [3 S S] of a picture."""
     from torchvision.transforms.v2 import functional as v2
 
-    transform = fixed_view(size)
-    found = [readable(images, position) for position in positions]
-    pixels = torch.stack([transform(v2.to_pil_image(picture)) for _, picture, _ in found])
-    return pixels, torch.tensor([images.label(index) for index, _, _ in found])
+    return fixed_view(size)(v2.to_pil_image(picture))
+
+
+def measured(images: Pictures, positions: list[int], size: int) -> tuple[Tensor, Tensor, list[str]]:
+    """Normalised centre crops [n 3 S S] and labels [n] of those pictures that can be read, and the others' names."""
+    crops, labels, missed = [], [], []
+    for position in positions:
+        try:
+            crops.append(shown_fixed(images.picture(position), size))
+            labels.append(images.label(position))
+        except UnreadableImage as error:
+            missed.append(error.image)
+    pixels = torch.stack(crops) if crops else torch.zeros(0, 3, size, size)
+    return pixels, torch.tensor(labels, dtype=torch.long), missed

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from sinklab.atomic import atomically
 from sinklab.data.procedural import ProceduralImages
-from sinklab.errors import InputError
 from sinklab.models.describe import IMAGENET
 from sinklab.models.vit import ViT, ViTShape
 from sinklab.models.vit_file import described
@@ -21,11 +20,11 @@ from sinklab.training.checkpoint import save_model
 from sinklab.training.distributed import Ranks
 from sinklab.training.joined import WrappedRanks, shard_over_ranks
 from sinklab.training.lejepa import LeJEPA, Weights, directions, first_not_finite
-from sinklab.training.loop import Recipe
+from sinklab.training.loop import CHECKPOINT, Diverged, Recipe, require_finite
 from sinklab.training.views import view_seed
 from sinklab.training.vit_config import ViTConfig
 from sinklab.training.vit_evaluate import Score, evaluate, layer_scores
-from sinklab.training.vit_feed import Feed, Pictures, Shown, measured
+from sinklab.training.vit_feed import Feed, Pictures, Shown, readable, shown_fixed
 
 
 def shape_from_config(config: ViTConfig) -> ViTShape:
@@ -162,7 +161,7 @@ def build_recipe(member: Member) -> tuple[Recipe, LeJEPA, Feed]:
         called = nn.parallel.DistributedDataParallel(model, device_ids=on)
         ranks = WrappedRanks(rank=ranks.rank, world=ranks.world, device=ranks.device, wrapped=called)
     seen = min(config.score_images, len(member.validation))
-    pixels, _ = measured(member.validation, list(range(seen)), config.image)
+    pixels = torch.stack([shown_fixed(readable(member.validation, at)[1], config.image) for at in range(seen)])
     recipe = Recipe(
         model=model,
         optimizer=build_optimizer(model, config),
@@ -184,7 +183,7 @@ def build_recipe(member: Member) -> tuple[Recipe, LeJEPA, Feed]:
 
 
 def _terms(called: nn.Module, shown: Shown, member: Member) -> dict[str, Tensor]:
-    """The loss of one batch, with what it consists of as means over ranks. Raises InputError for one that is NaN."""
+    """The loss of one batch, with what it consists of as means over ranks. Raises Diverged for one that is NaN."""
     config = member.config
     dropped = view_seed("drop path", member.seed, shown.number, member.ranks.rank)
     torch.default_generator.manual_seed(dropped)  # so that the draw follows from the step, resumed or not
@@ -197,10 +196,11 @@ def _terms(called: nn.Module, shown: Shown, member: Member) -> dict[str, Tensor]
     values = dict(zip(means, torch.stack([value.float() for value in means.values()]).tolist(), strict=True))
     wrong = first_not_finite(values)
     if wrong is not None:
-        step = shown.number // config.accumulate
-        raise InputError(
-            f"The training of {member.name} has diverged: after {step} steps its {wrong} is {values[wrong]}. The last "
-            "checkpoint is from before; a smaller learning rate (--set lr=…) may do."
+        step, kept = shown.number // config.accumulate, (member.folder / CHECKPOINT).is_file()
+        raise Diverged(
+            f"The training of {member.name} has diverged: after {step} steps its {wrong} is {values[wrong]}. "
+            f"{'The last checkpoint is from before' if kept else 'No checkpoint had been written yet'}; a smaller "
+            "learning rate (--set lr=…) may do."
         )
     return {**means, "total": terms["total"]}
 
@@ -211,6 +211,7 @@ def _after_step(member: Member, model: LeJEPA, done: int) -> None:
     if rest:
         return
     config, writes = member.config, member.ranks.first
+    require_finite(model, member.ranks, done)
     found = evaluated(member, model)
     path, better = member.folder / "validation.jsonl", False
     if writes:

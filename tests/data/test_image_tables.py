@@ -102,3 +102,27 @@ def test_hugging_faces_own_files_are_read(tmp_path: Path) -> None:
         found = ImageTable(table_files(tmp_path / folder))
         assert found.classes == ("a", "b") and [found.label(i) for i in range(4)] == [0, 1, 1, 0]
         assert torch.equal(found.picture(3), torch.from_numpy(pixels(3)).permute(2, 0, 1))
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_tables_with_different_columns_are_not_read_together(tmp_path: Path, ending: str) -> None:
+    whole = write(tmp_path / f"a.{ending}", table(2))
+    bare = write(tmp_path / f"b.{ending}", table(2).drop_columns("label"))
+    other = write(tmp_path / f"c.{ending}", table(2).drop_columns("image"))
+    for files in ((whole, bare), (bare, whole)):
+        with pytest.raises(InputError, match="tables given together have the same ones"):
+            ImageTable(files)
+    with pytest.raises(InputError, match="holds no images"):
+        ImageTable([whole, other])
+
+
+def test_a_label_beyond_the_names_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="names 2 classes, but a row has the label 2"):
+        ImageTable([write(tmp_path / "a.parquet", table(3, names=["cat", "dog"]))])
+
+
+def test_half_an_arrow_file_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.arrow", table(5))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(InputError, match=r"a\.arrow is not a whole Arrow file: .*[^.]\.$"):
+        ImageTable([path])

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from sinklab.data.decode import UnreadableImage
-from sinklab.data.labelled import photographs
+from sinklab.data.labelled import labelled_images, photographs
 from sinklab.errors import InputError
 
 
@@ -78,3 +78,14 @@ def test_an_unreadable_picture_says_so_when_it_is_asked_for(tmp_path: Path) -> N
     found = photographs(tmp_path)
     with pytest.raises(UnreadableImage, match="cats/9.png"):
         found.picture(1)
+
+
+def test_shards_may_spell_their_ending_large(tmp_path: Path) -> None:
+    named = [shard(tmp_path / f"{name}.TAR", {f"{name}1": "3", f"{name}2": "5"}) for name in "ab"]
+    assert photographs(named).labels == (0, 1, 0, 1)
+
+
+def test_a_name_without_letters_is_not_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folders(tmp_path))
+    with pytest.raises(InputError, match="names no images"):
+        labelled_images([""])

@@ -14,8 +14,10 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 from torch import Tensor
 
+from sinklab.data.labelled import photographs
 from sinklab.data.procedural import ProceduralImages
 from sinklab.errors import InputError
 from sinklab.models.vit import ViT
@@ -24,6 +26,7 @@ from sinklab.training.loop import METRICS, Progress, Stopped, read_metrics
 from sinklab.training.vit import train_vit
 from sinklab.training.vit_config import ViTConfig, make_config
 from sinklab.training.vit_dry_run import dry_run
+from sinklab.training.vit_evaluate import evaluate
 from sinklab.training.vit_member import build_model, build_optimizer
 
 IMAGES = ProceduralImages(count=12, size=16)
@@ -136,17 +139,78 @@ def test_a_run_is_resumed_under_its_own_settings_only_and_the_fields_are_named(t
         trained(tmp_path, small(epochs=1))
 
 
-def test_a_loss_that_is_no_number_stops_the_training_names_the_term_and_keeps_the_checkpoint(tmp_path: Path) -> None:
-    config = small(checkpoint_every=1)
+def poison(network: ViT, pixels: Tensor) -> dict[str, float]:
+    for block in network.blocks:
+        block.attn.proj.bias.fill_(float("inf"))
+    return {}
 
-    def poison(network: ViT, pixels: Tensor) -> dict[str, float]:
-        for block in network.blocks:
-            block.attn.proj.bias.fill_(float("inf"))
-        return {}
 
-    with pytest.raises(InputError, match="after 2 steps its sigreg is nan"):
+def test_a_loss_that_is_no_number_stops_the_training_names_the_term_and_keeps_what_was_seen(tmp_path: Path) -> None:
+    config = small(checkpoint_every=50, score_every=2)
+    with pytest.raises(InputError, match="after 2 steps its sigreg is nan. No checkpoint had been written yet"):
         trained(tmp_path, config, score=poison)
-    assert (folder(tmp_path, config) / "checkpoint.safetensors").is_file()
+    assert [line["step"] for line in read_metrics(folder(tmp_path, config) / METRICS)] == [1, 2]
+
+
+def test_weights_that_are_no_numbers_never_take_the_place_of_a_checkpoint_or_of_a_model(tmp_path: Path) -> None:
+    config = small(checkpoint_every=1, score_every=2)
+    with pytest.raises(InputError, match="After 2 steps weights are no longer numbers"):
+        trained(tmp_path / "a", config, score=poison)
+    kept = safe_open(folder(tmp_path / "a", config) / "checkpoint.safetensors", "pt")
+    assert all(bool(kept.get_tensor(key).isfinite().all()) for key in kept.keys())  # noqa: SIM118
+    last = small(checkpoint_every=50, score_every=6)  # of 6 steps: no loss is computed with what the last one leaves
+    with pytest.raises(InputError, match="After 6 steps weights are no longer numbers"):
+        trained(tmp_path / "b", last, score=poison)
+    assert not (folder(tmp_path / "b", last) / "model.safetensors").exists()
+
+
+def test_what_cannot_be_overwrites_nothing(tmp_path: Path) -> None:
+    config = small(epochs=1)
+    trained(tmp_path, config)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+    for wrong in ({"heads": 5}, {"gate": "none at all"}, {"kernel": "round"}, {"image": 17}, {"crop": 0.0}):
+        with pytest.raises(InputError):
+            trained(tmp_path, small(epochs=1, **wrong), overwrite=True)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def photograph_folder(root: Path, labelled: int, unlabelled: int = 0, broken: int = 0) -> Path:
+    """So many pictures in the folders a and b, so many beside these, and so many files that are no pictures."""
+    for number in range(labelled + unlabelled):
+        place = root / "ab"[number % 2] if number < labelled else root
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = IMAGES.picture(number).permute(1, 2, 0).numpy()
+        Image.fromarray(pixels).save(place / f"{number}.png")
+    for number in range(broken):
+        (root / "a" / f"broken{number}.png").write_bytes(b"no picture")
+    return root
+
+
+def test_pictures_without_a_label_or_that_cannot_be_read_do_not_count_for_the_probe(tmp_path: Path) -> None:
+    """Twice the same labelled pictures, once with others among them: accuracy and loss are those of the labelled."""
+    plain, mixed = (
+        photographs(photograph_folder(tmp_path / name, 6, **more))
+        for name, more in {"plain": {}, "mixed": {"unlabelled": 4, "broken": 3}}.items()
+    )
+    assert mixed.classes == plain.classes == ("a", "b") and len(mixed) == 13
+    model = build_model(small("baseline-tiny"), 0, 2)
+    found, other = (evaluate(model, images, size=16, limit=100, batch=2) for images in (plain, mixed))
+    assert (found["images"], found["unreadable"]) == (6, 0) and (other["images"], other["unreadable"]) == (10, 3)
+    assert other["probe_accuracy"] == found["probe_accuracy"]
+    assert other["probe_loss"] == pytest.approx(found["probe_loss"], rel=1e-5)
+
+
+def test_pictures_for_validation_that_have_no_labels_have_no_accuracy(tmp_path: Path) -> None:
+    images = photographs(photograph_folder(tmp_path / "flat", 0, 4))
+    found = evaluate(build_model(small("baseline-tiny"), 0, 2), images, size=16, limit=100)
+    assert found["images"] == 4 and found["probe_accuracy"] is None and found["probe_loss"] is None
+
+
+def test_pictures_none_of_which_can_be_read_are_said(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    images = photographs(photograph_folder(tmp_path, 0, 0, 2))
+    with pytest.raises(InputError, match="None of the 2 images for validation can be read"):
+        evaluate(build_model(small("baseline-tiny"), 0, 2), images, size=16, limit=100)
 
 
 def test_fewer_images_than_a_batch_are_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -199,8 +263,6 @@ def test_a_dry_run_on_a_cpu_has_a_finite_loss() -> None:
 
 
 def test_images_without_labels_train_all_but_the_probe_and_none_are_the_best(tmp_path: Path) -> None:
-    from sinklab.data.labelled import photographs
-
     (tmp_path / "photos").mkdir()
     for number in range(4):
         pixels = IMAGES.picture(number).permute(1, 2, 0).numpy()
@@ -210,7 +272,7 @@ def test_images_without_labels_train_all_but_the_probe_and_none_are_the_best(tmp
     member = folder(tmp_path / "run", config)
     assert (member / "model.safetensors").is_file() and not (member / "best.safetensors").exists()
     assert "probe" not in read_metrics(member / METRICS)[-1]
-    assert set(pd.read_csv(tmp_path / "run/tables/training.csv")["metric"]) == {"images", "common_mode"}
+    assert set(pd.read_csv(tmp_path / "run/tables/training.csv")["metric"]) == {"images", "unreadable", "common_mode"}
 
 
 @pytest.mark.parametrize(

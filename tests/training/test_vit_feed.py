@@ -129,6 +129,7 @@ def test_fewer_images_than_a_batch_is_a_sentence() -> None:
 
 
 def test_pictures_are_measured_in_the_middle(tmp_path: Path) -> None:
-    pixels, labels = measured(pictures(tmp_path, ()), [0, 5], 16)
+    pixels, labels, missed = measured(pictures(tmp_path, ()), [0, 5], 16)
+    assert missed == []
     assert pixels.shape == (2, 3, 16, 16) and labels.tolist() == [0, 1]
     assert float(pixels[0].std(dim=(1, 2)).max()) < 1e-6  # one colour stays one colour
