@@ -1,0 +1,282 @@
+"""The page of a vision transformer training: what was trained, how it went, and what the models' sinks are.
+
+Everything is read from run.json, the members' own files, and the tables of diagnosed models below the run; a run that
+is not finished is shown as far as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sinklab.reports import vit_captions, vit_sinks
+from sinklab.reports.lm_training import mean_and_std
+from sinklab.reports.palette import KIND_NAME
+from sinklab.reports.saved import reading
+from sinklab.reports.sections import records
+from sinklab.reports.wording import DASH, fixed, joined, number, plural
+from sinklab.training import vit_tables as tables
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sinklab.reports.captions import Drawn
+    from sinklab.run import Run
+
+NAMED = ("variant", "size")
+"""Fields of a config that its name tells."""
+LEJEPA = "LeJEPA: Provable and Scalable Self-Supervised Learning Without the Heuristics"
+
+
+def gather(run: Run, writer: str) -> tuple[dict[str, pd.DataFrame], list[Drawn], dict[str, Any]]:
+    """(the tables to save, the figures, what the template needs). `writer` is what writes a damaged file again."""
+    config, told, saved = run.config, list[tables.Told](), dict[str, Any]()
+    with reading(run.path / "run.json", writer):
+        for name in config["members"]:  # one by one, so that the damaged one is named
+            with reading(run.path / tables.FOLDER / name, writer):
+                told += tables.read_told(run.path, {**config, "members": [name]})
+    makers: dict[str, Callable[[Sequence[tables.Told]], pd.DataFrame]] = {
+        "members": tables.members_table,
+        "curves": tables.curves_table,
+        "layers": tables.layers_table,
+        "validation": tables.validation_table,
+        "ends": tables.ends_table,
+    }
+    with reading(run.path / tables.FOLDER, writer):
+        saved = {name: make(told) for name, make in makers.items()}
+        saved["variants"] = tables.variants_table(saved["members"])
+    sinks = vit_sinks.read_sinks(run.path, [one.name for one in told])
+    pathway = vit_sinks.pathway_shares(run.path, sinks)
+    ends = saved.pop("ends").merge(pathway, "left", ["member", "layer"])
+    with reading(run.path / tables.FOLDER, writer):
+        chance = guessing(run.path, told)
+        drawn = vit_captions.draw_all(saved, ends, attending_alike(config), chance)
+    with reading(run.path / "run.json", writer):
+        shown = _shown(run.path, config, saved, told, sinks, chance)
+    saved |= {} if sinks.table_14 is None else {"table14": sinks.table_14, "table15": sinks.table_15}
+    return saved, drawn, shown
+
+
+def guessing(folder: Path, told: Sequence[tables.Told]) -> float | None:
+    """One over the number of classes, by the first finished member's model.json; None without classes."""
+    for one in told:
+        path = folder / tables.FOLDER / one.name / "model.json"
+        if one.finished and path.is_file():
+            classes = json.loads(path.read_text(encoding="utf-8"))["classes"]
+            return 1 / len(classes) if classes else None
+    return None
+
+
+def attending_alike(config: dict[str, Any]) -> dict[str, float]:
+    """VARIANT-SIZE → one over its number of tokens: the inflow of each where all are attended to alike."""
+    return {
+        str(name): 1 / ((own["image"] // own["patch"]) ** 2 + 1 + own["registers"])
+        for name, own in config["settings"]["configs"].items()
+    }
+
+
+def _shown(
+    folder: Path,
+    config: dict[str, Any],
+    saved: dict[str, pd.DataFrame],
+    told: Sequence[tables.Told],
+    sinks: vit_sinks.Sinks,
+    chance: float | None,
+) -> dict[str, Any]:
+    configs = list(config["settings"]["configs"])
+    rules, table_15 = ([], []) if sinks.table_15 is None else vit_sinks.table_15_groups(sinks.table_15)
+    finished = [one.name for one in told if one.finished]
+    return {
+        "title": f"Vision transformers: {joined(configs) if len(configs) < 4 else plural(len(configs), 'variant')}",
+        "subtitle": subtitle(config, told),
+        "verdict": [*verdict_lines(saved, config, chance), *filter(None, [vit_sinks.sinks_sentence(sinks)])],
+        "unfinished": unfinished_sentences(config, told),
+        "notes": notes(config, told),
+        "budget": budget_sentences(config, told),
+        "facts": facts(config, saved["members"]),
+        "configs": configs,
+        "differences": difference_rows(config["settings"]["configs"]),
+        "results": result_rows(saved),
+        "sinks": sinks,
+        "sink_words": sinks.words() if sinks.table_14 is not None else "",
+        "missing": vit_sinks.missing_sentence(sinks, finished),
+        "table_14": [] if sinks.table_14 is None else vit_sinks.table_14_groups(sinks.table_14),
+        "rules": rules,
+        "table_15": table_15,
+        "diagnosed": vit_sinks.member_lines(folder, sinks),
+        "has_training": (folder / "tables/training.csv").is_file(),
+        "kind_name": KIND_NAME,
+        "lejepa": LEJEPA,
+    }
+
+
+def subtitle(config: dict[str, Any], told: Sequence[tables.Told]) -> str:
+    """ "6 trainings · 3 seeds · 2 variants"."""
+    return " · ".join(
+        [
+            plural(len(told), "training"),
+            plural(len(config["settings"]["seeds"]), "seed"),
+            plural(len(config["settings"]["configs"]), "variant"),
+        ]
+    )
+
+
+def unfinished_sentences(config: dict[str, Any], told: Sequence[tables.Told]) -> list[str]:
+    """Which trainings are not at their end, and what goes on with them; nothing for a finished run."""
+    if config.get("status") == "complete":
+        return []
+    onward = "The command that made the run goes on with it, with --resume."
+    left = [one for one in told if not one.finished]
+    if not left:
+        return ["All trainings are finished, but the run was stopped before its table was written.", onward]
+    named = [f"{one.name} ({f'step {one.done:,} of {one.steps:,}' if one.done else 'not begun'})" for one in left]
+    done = len(told) - len(left)
+    return [
+        f"{done} of {plural(len(told), 'training')} {'is' if done == 1 else 'are'} finished. Not finished: "
+        f"{joined(named)}.",
+        "Tables, and numbers at the end, are of the finished ones; curves are of all, as far as they are.",
+        onward,
+    ]
+
+
+def notes(config: dict[str, Any], told: Sequence[tables.Told]) -> list[str]:
+    """The run's notes, unreadable pictures, and curves that have lost lines."""
+    unreadable = [
+        f"{name}: {plural(len(each), 'picture')} could not be read and {'was' if len(each) == 1 else 'were'} skipped."
+        for name, each in config.get("unreadable", {}).items()
+        if each
+    ]
+    return [*map(str, config.get("notes", [])), *unreadable, *tables.cut_short(told)]
+
+
+def budget_sentences(config: dict[str, Any], told: Sequence[tables.Told]) -> list[str]:
+    """One sentence a budget: steps, images a step, views, epochs, and how many images are seen in all."""
+    groups: dict[tuple[int, ...], list[str]] = {}
+    steps = {one.config: one.steps for one in told}
+    for name, own in config["settings"]["configs"].items():
+        images = int(config["pictures"][name])
+        groups.setdefault((steps[name], own["batch"], own["views"], own["epochs"], images), []).append(str(name))
+    return [
+        f"{joined(names) if len(groups) > 1 else 'Every variant'}: {plural(many, 'step')} of {plural(batch, 'image')} "
+        f"in {plural(views, 'view')}, {plural(many * batch, 'image')} seen in {plural(epochs, 'epoch')} of "
+        f"{images:,} images."
+        for (many, batch, views, epochs, images), names in groups.items()
+    ]
+
+
+def facts(config: dict[str, Any], members: pd.DataFrame) -> list[tuple[str, str]]:
+    """What fixes the training, in words; of what variants differ in, the table beside it tells."""
+    settings = config["settings"]
+    configs = list(settings["configs"].values())
+
+    def told(words: str, *names: str) -> str:
+        """The words with the numbers that all variants share; "" where they do not."""
+        own = {name: configs[0][name] for name in names}
+        same = all(each[name] == value for each in configs for name, value in own.items())
+        return words.format(**own) if same else ""
+
+    images = sorted({int(each) for each in members["images"].dropna()})
+    validated = f"{' or '.join(f'{each:,}' for each in images)} to validate on, " if images else ""
+    prints = joined(list(dict.fromkeys(f"{shas[0][:12]}…" for shas in settings["images"].values())))
+    lines = [
+        ("Network", _sentence(told("{image} px in patches of {patch}", "image", "patch"),
+                              told("{depth} blocks of width {dim}, {heads} heads", "depth", "dim", "heads"))),
+        ("Seeds", ", ".join(map(str, settings["seeds"]))),
+        ("Images", f"{validated}SHA-256 of the training images {prints}"),
+        ("Objective", _sentence("LeJEPA", told("SIGReg weighs {sigreg:g}", "sigreg"),
+                                told("along {slices} directions a step", "slices"))),
+        ("Optimizer", _sentence("AdamW", told("learning rate {lr:g}", "lr"),
+                                told("weight decay {weight_decay:g}", "weight_decay"),
+                                told("warm-up {warmup_epochs:g} epochs, then a cosine", "warmup_epochs"),
+                                told("clip {clip:g}", "clip"), told("{precision}", "precision"))),
+        ("Scored", _sentence(told("sinks and shares every {score_every:,} steps", "score_every"),
+                             told("on the first {score_images} validation images", "score_images"))),
+        ("Machine", plural(int(config.get("world", 1)), "process", "processes")),
+        ("Command", " ".join(word for word in config.get("command", []) if word != "--resume") or "from Python"),
+    ]  # fmt: skip
+    return [(name, words) for name, words in lines if words]
+
+
+def _sentence(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+def difference_rows(configs: dict[str, dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    """(field, its value in each config) of the fields in which configs differ, names aside."""
+    held = list(configs.values())
+    return [
+        (name, [_written(own[name]) for own in held])
+        for name in held[0]
+        if name not in NAMED and any(own[name] != held[0][name] for own in held)
+    ]
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def verdict_lines(saved: dict[str, pd.DataFrame], config: dict[str, Any], chance: float | None) -> list[str]:
+    """Who has the best probe, whose attention shares most, and how large an inflow is; of the finished trainings."""
+    variants = [row for row in records(saved["variants"]) if row["seeds"]]
+    if not variants:
+        return ["No training is finished yet."]
+    best = sorted(variants, key=lambda row: -row["probe_accuracy_mean"])
+    means = ", means over seeds" if max(row["seeds"] for row in variants) > 1 else ""
+    lines = []
+    if best[0]["probe_accuracy_mean"] == best[0]["probe_accuracy_mean"]:  # not NaN: there are classes
+        said = joined([f"{row['config']} {_accuracy(row)}" for row in best])
+        guess = f"; guessing has {fixed(100 * chance, 1)} %" if chance is not None else ""
+        lines.append(f"Accuracy of the online probe{means}: {said}{guess}.")
+    shares = joined([f"{row['config']} {fixed(row['common_mode_mean'])}" for row in variants])
+    lines.append(f"Common-mode share of attention’s update in blocks from 1 on{means}: {shares}.")
+    inflows = [row for row in variants if row["max_inflow_mean"] == row["max_inflow_mean"]]
+    if inflows:
+        alike = attending_alike(config)
+        least = joined(list(dict.fromkeys(number(alike[row["config"]]) for row in inflows)))
+        said = joined([f"{row['config']} {number(row['max_inflow_mean'])}" for row in inflows])
+        lines.append(
+            f"Largest mean inflow of a head in blocks from 1 on{means}: {said}, where tokens that are all attended to "
+            f"alike have {least}."
+        )
+    return lines
+
+
+def _accuracy(row: dict[str, Any]) -> str:
+    return mean_and_std({name: 100 * row[name] for name in ("probe_accuracy_mean", "probe_accuracy_std")},
+                        "probe_accuracy", 1) + " %"  # fmt: skip
+
+
+def result_rows(saved: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
+    """The table of results in words: a row a variant and, where it has several seeds, below it a row a seed."""
+    rows = []
+    for row in records(saved["variants"]):
+        mine = records(saved["members"][saved["members"]["config"] == row["config"]])
+        seeds = [
+            {
+                "name": f"seed {one['seed']}",
+                "accuracy": fixed(100 * one["probe_accuracy"], 1),
+                "loss": fixed(one["probe_loss"], 3),
+                "common_mode": fixed(one["common_mode"], 3),
+                "inflow": fixed(one["max_inflow"], 3),
+                "block": "" if one["max_inflow"] != one["max_inflow"] else f"block {int(one['max_inflow_layer'])}",
+                "steps": f"{one['steps']:,}" if one["finished"] else f"{one['done']:,} of {one['steps']:,}",
+            }
+            for one in mine
+        ]
+        rows.append(
+            {
+                "config": row["config"],
+                "accuracy": _accuracy(row).removesuffix(" %"),
+                "loss": mean_and_std(row, "probe_loss"),
+                "common_mode": mean_and_std(row, "common_mode"),
+                "inflow": mean_and_std(row, "max_inflow"),
+                "block": seeds[0]["block"] if len(mine) == 1 else "",
+                "parameters": DASH if row["parameters"] != row["parameters"] else f"{int(row['parameters']):,}",
+                "seeds": str(row["seeds"]) + (f" of {row['planned']}" if row["seeds"] < row["planned"] else ""),
+                "steps": seeds[0]["steps"] if len(mine) == 1 else f"{mine[0]['steps']:,}",
+                "by_seed": seeds if len(mine) > 1 else [],
+            }
+        )
+    return rows
