@@ -66,8 +66,8 @@ def _losses(curves: pd.DataFrame, configs: Sequence[str]) -> Drawn:
         lambda width: figures.draw_losses(curves, figures.variant_styles(configs), width),
         title="The loss and what it consists of",
         reading="Of the batch of the step. The total is what is minimised: λ times SIGReg, 1 − λ times the invariance, "
-        "the probe’s cross-entropy, and λ_B times the penalty where there is one. Totals of variants with and without "
-        f"a penalty are sums of different things.{penalty}",
+        "the probe’s cross-entropy, and the penalty times its own weight where there is one. Totals of variants with "
+        f"and without a penalty are sums of different things.{penalty}",
         counts=_counts(curves, "step"),
         alt=f"Total loss at the end: {'; '.join(said)}.",
         table=curves[[*WHO, "step", *names]].dropna(subset=names, how="all"),
@@ -101,7 +101,7 @@ def _common_mode(ends: pd.DataFrame, curves: pd.DataFrame, configs: Sequence[str
             + (f", its pathway {fixed(float(row['pathway']))}" if row["pathway"] == row["pathway"] else "")
             for name, row in means.iterrows()]  # fmt: skip
     dotted = (
-        " Dotted, with open marks, is the share of the pathway’s own update, on the images of the diagnosis."
+        " Dotted is the share of the pathway’s own update, on the images of the diagnosis."
         if ends["pathway"].notna().any()
         else ""
     )
@@ -150,7 +150,7 @@ def _inflow(layers: pd.DataFrame, configs: Sequence[str], alike: Mapping[str, fl
         title="Largest mean inflow of every block, as training goes on",
         reading="Of the block’s heads the one whose dominant key draws most attention, averaged over queries and over "
         "the images that are scored. Near 1 a head sends all its attention to one token; the dashed line, "
-        f"{joined(same)}, is where all tokens get alike.",
+        f"{' or '.join(same)}, is where all tokens get alike.",
         counts=_counts(layers, "step", thin=False),
         alt=f"Largest mean inflow at the end, lowest and highest block: {_extremes(layers, 'max_inflow', configs)}.",
         table=layers[[*WHO, "step", "layer", "max_inflow"]],

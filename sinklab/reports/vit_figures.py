@@ -26,10 +26,11 @@ COLOUR = {
     "global-penalty": KIND_COLOUR["cls"],
     "gated-global-penalty": MOVING,
 }
-"""By variant; with registers a line is dashed."""
+"""By variant; with registers a line is dashed, and its marks are open."""
 MARKER = {"baseline": "o", "gated-elementwise": "D", "gated-headwise": "s", "global-penalty": "^",
           "gated-global-penalty": "v"}  # fmt: skip
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
+DOTTED = (0, (1, 1.5))
 TERM_NAME = {
     "total": "Total",
     "sigreg": "SIGReg, before its weight",
@@ -52,8 +53,12 @@ def variant_styles(configs: Sequence[str]) -> dict[str, dict[str, Any]]:
         plain = "baseline" if variant == "registers" else variant.removesuffix("-registers")
         place = max(taken.get(plain, 0), int(variant.endswith("registers")))
         taken[plain] = place + 1
-        found[name] = {"color": COLOUR.get(plain, RESTING), "linestyle": DASHES[place % len(DASHES)],
-                       "marker": MARKER.get(plain, "P")}  # fmt: skip
+        found[name] = {
+            "color": COLOUR.get(plain, RESTING),
+            "linestyle": DASHES[place % len(DASHES)],
+            "marker": MARKER.get(plain, "P"),
+            "markerfacecolor": PAPER if variant.endswith("registers") else COLOUR.get(plain, RESTING),
+        }
     return found
 
 
@@ -123,7 +128,7 @@ def draw_common_mode(ends: pd.DataFrame, curves: pd.DataFrame, styles: Styles, w
         if len(ends):
             axes = found[0]
             _lines(axes, ends, "layer", "common_mode", styles, every=True)
-            dotted = {name: {**style, "linestyle": (0, (1, 1.5)), "markerfacecolor": PAPER}
+            dotted = {name: {"color": style["color"], "linestyle": DOTTED, "marker": "."}
                       for name, style in styles.items()}  # fmt: skip
             _lines(axes, ends, "layer", "pathway", dotted, every=True)
             axes.set(title="At the end, block by block", xlabel="block")
@@ -213,8 +218,8 @@ def _lines(axes: Axes, table: pd.DataFrame, x: str, y: str, styles: Styles, *, e
 def _level(axes: Axes, height: float, name: str) -> None:
     axes.axhline(height, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
     if name:
-        axes.annotate(name, (1, height), (0, 2), xycoords=("axes fraction", "data"), textcoords="offset points",
-                      ha="right", va="bottom", fontsize=7.5, color=MUTED)  # fmt: skip
+        axes.annotate(name, (1, height), (3, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+                      ha="left", va="center", fontsize=7.5, color=MUTED)  # fmt: skip
 
 
 def _whole_numbers(axes: Axes) -> None:
@@ -226,12 +231,12 @@ def _whole_numbers(axes: Axes) -> None:
 def _dotted() -> Any:
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], color=INK, linestyle=(0, (1, 1.5)), label="the pathway’s own")
+    return Line2D([], [], color=INK, linestyle=DOTTED, marker=".", markersize=5, label="the pathway’s own")
 
 
 def _columns(styles: Styles, width: float) -> int:
     """Names beside each other in the legend: as many as fit, the longest deciding."""
-    longest = max(map(len, styles)) * 0.068 + 0.5
+    longest = max(map(len, styles)) * 0.068 + 0.65
     return max(1, min(5, int(width / longest)))
 
 
@@ -243,4 +248,4 @@ def _legend(figure: Figure, styles: Styles, width: float, *more: Any) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], linewidth=1.7, markersize=5, label=name, **style) for name, style in styles.items()]
-    figure.legend(handles=[*handles, *more], loc="outside upper left", ncols=_columns(styles, width), handlelength=2.6)
+    figure.legend(handles=[*handles, *more], loc="outside upper left", ncols=_columns(styles, width), handlelength=4)

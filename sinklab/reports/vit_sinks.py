@@ -5,7 +5,7 @@ Read from RUN/diagnosed/MEMBER, counted as `sinklab compare` counts: the paper's
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,9 +109,18 @@ def _definition(sinks: Sinks) -> str:
     return SinkDefinition.from_saved(sinks.runs[0].run.config["definition"]).name
 
 
-def table_14_groups(table: pd.DataFrame) -> list[tuple[str, list[dict[str, Any]]]]:
-    """(definition, its rows in the order of the variants): arm, kind, the classes, seeds."""
-    return [(str(name), records(mine)) for name, mine in table.groupby("definition", sort=False)]
+def table_14_groups(table: pd.DataFrame, registers: Mapping[str, int]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """(definition, its rows, a variant after the other, any token first): arm, kind, the classes, seeds.
+
+    `registers` is how many a variant has: of those without, and without a sink there, the row is left out.
+    """
+    groups = []
+    for name, mine in table.groupby("definition", sort=False):
+        rows = [row for row in records(mine) if row["kind"] != "register" or row["all"] or registers.get(row["arm"], 0)]
+        order = list(dict.fromkeys(row["arm"] for row in rows))
+        rows.sort(key=lambda row: (order.index(row["arm"]), row["kind"] != "all"))
+        groups.append((str(name), rows))
+    return groups
 
 
 def table_15_groups(table: pd.DataFrame) -> tuple[list[str], list[tuple[str, list[dict[str, Any]]]]]:

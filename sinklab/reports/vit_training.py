@@ -16,7 +16,7 @@ from sinklab.reports.lm_training import mean_and_std
 from sinklab.reports.palette import KIND_NAME
 from sinklab.reports.saved import reading
 from sinklab.reports.sections import records
-from sinklab.reports.wording import DASH, fixed, joined, number, plural
+from sinklab.reports.wording import DASH, THIN, fixed, joined, number, plural
 from sinklab.training import vit_tables as tables
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 NAMED = ("variant", "size")
 """Fields of a config that its name tells."""
+PERCENT = f"{THIN}%"
 LEJEPA = "LeJEPA: Provable and Scalable Self-Supervised Learning Without the Heuristics"
 
 
@@ -88,6 +89,7 @@ def _shown(
     configs = list(config["settings"]["configs"])
     rules, table_15 = ([], []) if sinks.table_15 is None else vit_sinks.table_15_groups(sinks.table_15)
     finished = [one.name for one in told if one.finished]
+    registers = {str(name): int(own["registers"]) for name, own in config["settings"]["configs"].items()}
     return {
         "title": f"Vision transformers: {joined(configs) if len(configs) < 4 else plural(len(configs), 'variant')}",
         "subtitle": subtitle(config, told),
@@ -102,7 +104,7 @@ def _shown(
         "sinks": sinks,
         "sink_words": sinks.words() if sinks.table_14 is not None else "",
         "missing": vit_sinks.missing_sentence(sinks, finished),
-        "table_14": [] if sinks.table_14 is None else vit_sinks.table_14_groups(sinks.table_14),
+        "table_14": [] if sinks.table_14 is None else vit_sinks.table_14_groups(sinks.table_14, registers),
         "rules": rules,
         "table_15": table_15,
         "diagnosed": vit_sinks.member_lines(folder, sinks),
@@ -227,14 +229,14 @@ def verdict_lines(saved: dict[str, pd.DataFrame], config: dict[str, Any], chance
     lines = []
     if best[0]["probe_accuracy_mean"] == best[0]["probe_accuracy_mean"]:  # not NaN: there are classes
         said = joined([f"{row['config']} {_accuracy(row)}" for row in best])
-        guess = f"; guessing has {fixed(100 * chance, 1)} %" if chance is not None else ""
+        guess = f"; guessing has {fixed(100 * chance, 1)}{PERCENT}" if chance is not None else ""
         lines.append(f"Accuracy of the online probe{means}: {said}{guess}.")
     shares = joined([f"{row['config']} {fixed(row['common_mode_mean'])}" for row in variants])
     lines.append(f"Common-mode share of attention’s update in blocks from 1 on{means}: {shares}.")
     inflows = [row for row in variants if row["max_inflow_mean"] == row["max_inflow_mean"]]
     if inflows:
         alike = attending_alike(config)
-        least = joined(list(dict.fromkeys(number(alike[row["config"]]) for row in inflows)))
+        least = " or ".join(sorted({number(alike[row["config"]]) for row in inflows}))
         said = joined([f"{row['config']} {number(row['max_inflow_mean'])}" for row in inflows])
         lines.append(
             f"Largest mean inflow of a head in blocks from 1 on{means}: {said}, where tokens that are all attended to "
@@ -245,7 +247,7 @@ def verdict_lines(saved: dict[str, pd.DataFrame], config: dict[str, Any], chance
 
 def _accuracy(row: dict[str, Any]) -> str:
     return mean_and_std({name: 100 * row[name] for name in ("probe_accuracy_mean", "probe_accuracy_std")},
-                        "probe_accuracy", 1) + " %"  # fmt: skip
+                        "probe_accuracy", 1) + PERCENT  # fmt: skip
 
 
 def result_rows(saved: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
@@ -268,7 +270,7 @@ def result_rows(saved: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
         rows.append(
             {
                 "config": row["config"],
-                "accuracy": _accuracy(row).removesuffix(" %"),
+                "accuracy": _accuracy(row).removesuffix(PERCENT),
                 "loss": mean_and_std(row, "probe_loss"),
                 "common_mode": mean_and_std(row, "common_mode"),
                 "inflow": mean_and_std(row, "max_inflow"),
