@@ -121,7 +121,7 @@ def _common_mode(ends: pd.DataFrame, curves: pd.DataFrame, configs: Sequence[str
         reading="E(ō²) / E(o²) of what attention adds, 1 where every token gets one vector, as a broadcast sink "
         f"makes it (Eq. 5). {left}, the mean of blocks from 1 on, on the few validation images that are scored "
         "then.",
-        counts=_counts(curves, "step"),
+        counts=_counts(curves.dropna(subset=["common_mode"]), "step"),
         alt=f"Mean common-mode share of blocks from 1 on at the end: {'; '.join(said) or 'no training is finished'}.",
         table=pd.concat([part for part in both if len(part)], ignore_index=True).reindex(
             columns=["panel", *WHO, "layer", "step", "common_mode", "pathway"]
@@ -202,7 +202,7 @@ def _counts(table: pd.DataFrame, x: str, *, thin: bool = True) -> str:
     means = f"; lines are means over seeds{', thin ones the seeds' if thin else ''}" if seeds > 1 else ""
     most = int(each.max()) if len(each) else 0
     drawn = (
-        f" Of {most:,} numbers a line, {figures.MOST_POINTS} means of neighbours are drawn; all are in the CSV."
+        f" Of {most:,} numbers a line, {figures.MOST_POINTS} means of neighbours are drawn; the CSV has all."
         if most > figures.MOST_POINTS
         else ""
     )

@@ -39,7 +39,7 @@ TERM_NAME = {
     "penalty": "Penalty, before its weight",
 }
 LAYER_NAME = {"common_mode": "common-mode share", "max_inflow": "largest mean inflow of a head"}
-MOST_POINTS = 240
+MOST_POINTS = 160
 """Points of a line on paper: of more lines of metrics than that, neighbours are averaged."""
 NAMED_LAYERS = 8
 Styles = Mapping[str, dict[str, Any]]
@@ -71,11 +71,10 @@ def mean_line(table: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
 
 
 def thinned(line: pd.DataFrame, most: int = MOST_POINTS) -> pd.DataFrame:
-    """At most so many rows: means of neighbours, x among them; the last row stays as it is."""
+    """At most so many rows, each the mean of as many neighbours as the others, x among them."""
     if len(line) <= most:
         return line
-    groups = [place * (most - 1) // (len(line) - 1) for place in range(len(line))]
-    return line.groupby(groups).mean()
+    return line.groupby([place * most // len(line) for place in range(len(line))]).mean()
 
 
 def draw_losses(curves: pd.DataFrame, styles: Styles, width: float = drawing.WIDE) -> Figure:
@@ -87,7 +86,8 @@ def draw_losses(curves: pd.DataFrame, styles: Styles, width: float = drawing.WID
     ) as page:
         for name, axes in zip(names, drawing.panels(page, len(names), rows), strict=True):
             _lines(axes, curves, "step", name, styles)
-            axes.set(title=TERM_NAME[name], xlabel="step", xlim=(0, float(curves["step"].max())))
+            axes.set(title=TERM_NAME[name])
+            _steps(axes, curves)
             values = curves[name].dropna()
             if float(values.min()) > 0 and float(values.max()) > 3 * float(values.min()):
                 axes.set_yscale("log")
@@ -136,7 +136,8 @@ def draw_common_mode(ends: pd.DataFrame, curves: pd.DataFrame, styles: Styles, w
             axes.set_xticks(drawing.layer_ticks(layers, 8 if narrow else 12))
         axes = found[-1]
         _lines(axes, curves, "step", "common_mode", styles)
-        axes.set(title="While training, mean of blocks ≥ 1", xlabel="step", xlim=(0, float(curves["step"].max())))
+        axes.set(title="While training, mean of blocks ≥ 1")
+        _steps(axes, curves)
         for axes in found:
             axes.set_ylim(0, 1.02)
             axes.grid(axis="y", which="major")
@@ -169,8 +170,9 @@ def draw_layers(
                 if owner == name and len(line):
                     thin = thinned(line)
                     few: dict[str, Any] = {"marker": "o", "markersize": 2.2} if len(thin) < 16 else {}
-                    axes.plot(thin["step"], thin[column], color=colours[layer], linewidth=1.2, **few)
-            axes.set(title=name, xlabel="step", xlim=(0, float(layers["step"].max())), ylim=(0, 1.06 * top))
+                    axes.plot(thin["step"], thin[column], color=colours[layer], linewidth=1.2, clip_on=False, **few)
+            axes.set(title=name, ylim=(0, 1.06 * top))
+            _steps(axes, layers)
             axes.title.set_fontsize(min(9.0, (310.0 if not narrow else 400.0) / max(len(name), 1)))
             axes.grid(axis="y", which="major")
             if name in level:
@@ -191,7 +193,7 @@ def draw_events(curves: pd.DataFrame, styles: Styles, width: float = drawing.WID
             column = f"{rule}_{name}"
             _lines(axes, curves, "step", column, styles)
             axes.set(title=f"{CLASS_NAME[name].capitalize() if name != 'nop' else 'NOP'}, {rule} rule")
-            axes.set(xlabel="step", xlim=(0, float(curves["step"].max())))
+            _steps(axes, curves)
             axes.set_ylim(0, None if float(curves[column].max()) > 0 else 1)
             axes.grid(axis="y", which="major")
         _legend(figure, styles, width)
@@ -220,6 +222,15 @@ def _level(axes: Axes, height: float, name: str) -> None:
     if name:
         axes.annotate(name, (1, height), (3, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
                       ha="left", va="center", fontsize=7.5, color=MUTED)  # fmt: skip
+
+
+def _steps(axes: Axes, table: pd.DataFrame) -> None:
+    """An axis of steps from 0 to the table's last, thousands written as k."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set(xlabel="step", xlim=(0, float(table["step"].max())))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_formatter(lambda step, _: f"{step / 1000:g}k" if step >= 10_000 else f"{step:g}")
 
 
 def _whole_numbers(axes: Axes) -> None:

@@ -16,7 +16,7 @@ from sinklab.reports.lm_training import mean_and_std
 from sinklab.reports.palette import KIND_NAME
 from sinklab.reports.saved import reading
 from sinklab.reports.sections import records
-from sinklab.reports.wording import DASH, THIN, fixed, joined, number, plural
+from sinklab.reports.wording import DASH, THIN, fixed, joined, number, plural, some
 from sinklab.training import vit_tables as tables
 
 if TYPE_CHECKING:
@@ -93,7 +93,11 @@ def _shown(
     return {
         "title": f"Vision transformers: {joined(configs) if len(configs) < 4 else plural(len(configs), 'variant')}",
         "subtitle": subtitle(config, told),
-        "verdict": [*verdict_lines(saved, config, chance), *filter(None, [vit_sinks.sinks_sentence(sinks)])],
+        "verdict": [
+            *finished_words(told),
+            *verdict_lines(saved, config, chance),
+            *filter(None, [vit_sinks.sinks_sentence(sinks)]),
+        ],
         "unfinished": unfinished_sentences(config, told),
         "notes": notes(config, told),
         "budget": budget_sentences(config, told),
@@ -137,10 +141,20 @@ def unfinished_sentences(config: dict[str, Any], told: Sequence[tables.Told]) ->
     done = len(told) - len(left)
     return [
         f"{done} of {plural(len(told), 'training')} {'is' if done == 1 else 'are'} finished. Not finished: "
-        f"{joined(named)}.",
-        "Tables, and numbers at the end, are of the finished ones; curves are of all, as far as they are.",
+        f"{some(named)}.",
+        "Tables, and numbers at the end, are of the finished ones; curves are of all, as far as they are, and a mean "
+        "over seeds ends with the first of them that does.",
         onward,
     ]
+
+
+def finished_words(told: Sequence[tables.Told]) -> list[str]:
+    """How much of the run the verdict is of; nothing where it is of all, or of nothing."""
+    done = sum(one.finished for one in told)
+    if done in (0, len(told)):
+        return []
+    return [f"{done} of {plural(len(told), 'training')} {'is' if done == 1 else 'are'} finished: what follows is "
+            f"{'its' if done == 1 else 'theirs'}."]  # fmt: skip
 
 
 def notes(config: dict[str, Any], told: Sequence[tables.Told]) -> list[str]:
