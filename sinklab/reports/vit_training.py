@@ -33,11 +33,13 @@ LEJEPA = "LeJEPA: Provable and Scalable Self-Supervised Learning Without the Heu
 
 def gather(run: Run, writer: str) -> tuple[dict[str, pd.DataFrame], list[Drawn], dict[str, Any]]:
     """(the tables to save, the figures, what the template needs). `writer` is what writes a damaged file again."""
-    config, told, saved = run.config, list[tables.Told](), dict[str, Any]()
+    config = run.config
     with reading(run.path / "run.json", writer):
-        for name in config["members"]:  # one by one, so that the damaged one is named
-            with reading(run.path / tables.FOLDER / name, writer):
-                told += tables.read_told(run.path, {**config, "members": [name]})
+        members, complete = tables.planned(config), config.get("status") == "complete"
+    told = []
+    for member in members:
+        with reading(run.path / tables.FOLDER / member.name, writer):
+            told.append(tables.read_told(member, run.path / tables.FOLDER / member.name, complete=complete))
     makers: dict[str, Callable[[Sequence[tables.Told]], pd.DataFrame]] = {
         "members": tables.members_table,
         "curves": tables.curves_table,

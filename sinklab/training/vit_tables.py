@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinklab.errors import InputError
-from sinklab.training.finished import reach, read_metrics, read_rows
+from sinklab.errors import InputError, NotFoundError
+from sinklab.training.finished import is_number_or_none, reach, read_metrics, read_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,35 +62,72 @@ class Told:
         return max((int(line["step"]) for line in self.metrics), default=0)
 
 
-def read_told(folder: Path, config: Mapping[str, Any]) -> list[Told]:
-    """Every member of the run in a folder, in the order of run.json, which is `config`.
+class UnreadableMember(InputError):
+    """A file of a member is missing or damaged; `reason` is a phrase."""
 
-    Raises InputError or NotFoundError for an evaluation that is damaged, for one that is missing in a complete run, and
-    for metrics that do not reach the end of a finished member.
-    """
-    complete, found = config.get("status") == "complete", []
+    def __init__(self, member: Path, reason: str) -> None:
+        super().__init__(f"{member} is damaged, {reason}: its run's own command with --resume makes it again.")
+        self.reason = reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What run.json says of one member; the fields are those of `Told`."""
+
+    name: str
+    seed: int
+    config: str
+    steps: int
+    steps_per_epoch: int
+
+
+def planned(config: Mapping[str, Any]) -> list[Planned]:
+    """Every member of a run, in the order of its run.json, which is `config`."""
+    found = []
     for name in config["members"]:
         seed, variant = str(name).split("/")
-        own, path = config["settings"]["configs"][variant], folder / FOLDER / str(name)
+        own = config["settings"]["configs"][variant]
         per_epoch = int(config["pictures"][variant]) // int(own["batch"])
-        steps, metrics = int(own["epochs"]) * per_epoch, read_metrics(path / "metrics.jsonl")
-        ended = complete or (path / "evaluation.json").is_file()
-        if ended and not reach(metrics, steps):
-            raise InputError(f"{path / 'metrics.jsonl'} has no line of step {steps}, with which that training ended.")
         found.append(
-            Told(
+            Planned(
                 name=str(name),
                 seed=int(seed.removeprefix("seed-")),
                 config=variant,
-                steps=steps,
+                steps=int(own["epochs"]) * per_epoch,
                 steps_per_epoch=per_epoch,
-                metrics=metrics,
-                validation=_validation(path / "validation.jsonl"),
-                evaluation=read_rows(path / "evaluation.json", ("metric",), ("layer", "value")) if ended else [],
-                parameters=parameters(path / "model.safetensors") if ended else None,
             )
         )
     return found
+
+
+def read_told(member: Planned, path: Path, *, complete: bool) -> Told:
+    """What the files in a member's folder say; of a `complete` run every member is finished.
+
+    Raises UnreadableMember for an evaluation that is damaged, or missing in a complete run, for metrics that do not
+    reach the end of a finished member, and for what stands in place of a number.
+    """
+    metrics, validation = read_metrics(path / "metrics.jsonl"), _validation(path / "validation.jsonl")
+    ended = complete or (path / "evaluation.json").is_file()
+    if ended and not reach(metrics, member.steps):
+        raise UnreadableMember(path, f"its metrics.jsonl has no line of step {member.steps}, with which it ended")
+    for name, lines in (("metrics.jsonl", metrics), ("validation.jsonl", validation)):
+        values = [value for line in lines for key, value in line.items() if key != "common_mode"]
+        strange = [value for value in values if not is_number_or_none(value)]
+        if strange:
+            raise UnreadableMember(path, f"its {name} has {strange[0]!r} in place of a number")
+    try:
+        rows = read_rows(path / "evaluation.json", ("metric",), ("layer", "value")) if ended else []
+    except NotFoundError as error:
+        raise UnreadableMember(path, "it has no evaluation.json") from error
+    except InputError as error:
+        raise UnreadableMember(path, "its evaluation.json is none") from error
+    return Told(
+        **vars(member),
+        metrics=metrics,
+        validation=validation,
+        evaluation=rows,
+        parameters=parameters(path / "model.safetensors") if ended else None,
+    )
 
 
 def _validation(path: Path) -> list[dict[str, Any]]:
