@@ -16,7 +16,9 @@ from sinklab.reports.lm_training import mean_and_std
 from sinklab.reports.palette import KIND_NAME
 from sinklab.reports.saved import reading
 from sinklab.reports.sections import records
+from sinklab.reports.vit_setup import budget_sentences, difference_rows, facts, subtitle
 from sinklab.reports.wording import DASH, THIN, fixed, joined, number, plural, some
+from sinklab.training import vit_files as files
 from sinklab.training import vit_tables as tables
 
 if TYPE_CHECKING:
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from sinklab.reports.captions import Drawn
     from sinklab.run import Run
 
-NAMED = ("variant", "size")
-"""Fields of a config that its name tells."""
 PERCENT = f"{THIN}%"
 LEJEPA = "LeJEPA: Provable and Scalable Self-Supervised Learning Without the Heuristics"
 
@@ -35,37 +35,39 @@ def gather(run: Run, writer: str) -> tuple[dict[str, pd.DataFrame], list[Drawn],
     """(the tables to save, the figures, what the template needs). `writer` is what writes a damaged file again."""
     config = run.config
     with reading(run.path / "run.json", writer):
-        members, complete = tables.planned(config), config.get("status") == "complete"
+        members, complete = files.planned(config), config.get("status") == "complete"
     told = []
     for member in members:
-        with reading(run.path / tables.FOLDER / member.name, writer):
-            told.append(tables.read_told(member, run.path / tables.FOLDER / member.name, complete=complete))
-    makers: dict[str, Callable[[Sequence[tables.Told]], pd.DataFrame]] = {
+        with reading(run.path / files.FOLDER / member.name, writer):
+            told.append(files.read_told(member, run.path / files.FOLDER / member.name, complete=complete))
+    makers: dict[str, Callable[[Sequence[files.Told]], pd.DataFrame]] = {
         "members": tables.members_table,
         "curves": tables.curves_table,
         "layers": tables.layers_table,
         "validation": tables.validation_table,
         "ends": tables.ends_table,
     }
-    with reading(run.path / tables.FOLDER, writer):
+    with reading(run.path / files.FOLDER, writer):
         saved = {name: make(told) for name, make in makers.items()}
         saved["variants"] = tables.variants_table(saved["members"])
     sinks = vit_sinks.read_sinks(run.path, [one.name for one in told])
     pathway = vit_sinks.pathway_shares(run.path, sinks)
     ends = saved.pop("ends").merge(pathway, "left", ["member", "layer"])
-    with reading(run.path / tables.FOLDER, writer):
+    with reading(run.path / files.FOLDER, writer):
         chance = guessing(run.path, told)
         drawn = vit_captions.draw_all(saved, ends, attending_alike(config), chance)
     with reading(run.path / "run.json", writer):
         shown = _shown(run.path, config, saved, told, sinks, chance)
-    saved |= {} if sinks.table_14 is None else {"table14": sinks.table_14, "table15": sinks.table_15}
+    for name, table in (("table14", sinks.table_14), ("table15", sinks.table_15)):
+        if table is not None:
+            saved[name] = table
     return saved, drawn, shown
 
 
-def guessing(folder: Path, told: Sequence[tables.Told]) -> float | None:
+def guessing(folder: Path, told: Sequence[files.Told]) -> float | None:
     """One over the number of classes, by the first finished member's model.json; None without classes."""
     for one in told:
-        path = folder / tables.FOLDER / one.name / "model.json"
+        path = folder / files.FOLDER / one.name / "model.json"
         if one.finished and path.is_file():
             classes = json.loads(path.read_text(encoding="utf-8"))["classes"]
             return 1 / len(classes) if classes else None
@@ -84,7 +86,7 @@ def _shown(
     folder: Path,
     config: dict[str, Any],
     saved: dict[str, pd.DataFrame],
-    told: Sequence[tables.Told],
+    told: Sequence[files.Told],
     sinks: vit_sinks.Sinks,
     chance: float | None,
 ) -> dict[str, Any]:
@@ -120,18 +122,7 @@ def _shown(
     }
 
 
-def subtitle(config: dict[str, Any], told: Sequence[tables.Told]) -> str:
-    """ "6 trainings · 3 seeds · 2 variants"."""
-    return " · ".join(
-        [
-            plural(len(told), "training"),
-            plural(len(config["settings"]["seeds"]), "seed"),
-            plural(len(config["settings"]["configs"]), "variant"),
-        ]
-    )
-
-
-def unfinished_sentences(config: dict[str, Any], told: Sequence[tables.Told]) -> list[str]:
+def unfinished_sentences(config: dict[str, Any], told: Sequence[files.Told]) -> list[str]:
     """Which trainings are not at their end, and what goes on with them; nothing for a finished run."""
     if config.get("status") == "complete":
         return []
@@ -150,7 +141,7 @@ def unfinished_sentences(config: dict[str, Any], told: Sequence[tables.Told]) ->
     ]
 
 
-def finished_words(told: Sequence[tables.Told]) -> list[str]:
+def finished_words(told: Sequence[files.Told]) -> list[str]:
     """How much of the run the verdict is of; nothing where it is of all, or of nothing."""
     done = sum(one.finished for one in told)
     if done in (0, len(told)):
@@ -159,80 +150,14 @@ def finished_words(told: Sequence[tables.Told]) -> list[str]:
             f"{'its' if done == 1 else 'theirs'}."]  # fmt: skip
 
 
-def notes(config: dict[str, Any], told: Sequence[tables.Told]) -> list[str]:
+def notes(config: dict[str, Any], told: Sequence[files.Told]) -> list[str]:
     """The run's notes, unreadable pictures, and curves that have lost lines."""
     unreadable = [
         f"{name}: {plural(len(each), 'picture')} could not be read and {'was' if len(each) == 1 else 'were'} skipped."
         for name, each in config.get("unreadable", {}).items()
         if each
     ]
-    return [*map(str, config.get("notes", [])), *unreadable, *tables.cut_short(told)]
-
-
-def budget_sentences(config: dict[str, Any], told: Sequence[tables.Told]) -> list[str]:
-    """One sentence a budget: steps, images a step, views, epochs, and how many images are seen in all."""
-    groups: dict[tuple[int, ...], list[str]] = {}
-    steps = {one.config: one.steps for one in told}
-    for name, own in config["settings"]["configs"].items():
-        images = int(config["pictures"][name])
-        groups.setdefault((steps[name], own["batch"], own["views"], own["epochs"], images), []).append(str(name))
-    return [
-        f"{joined(names) if len(groups) > 1 else 'Every variant'}: {plural(many, 'step')} of {plural(batch, 'image')} "
-        f"in {plural(views, 'view')}, {plural(many * batch, 'image')} seen in {plural(epochs, 'epoch')} of "
-        f"{images:,} images."
-        for (many, batch, views, epochs, images), names in groups.items()
-    ]
-
-
-def facts(config: dict[str, Any], members: pd.DataFrame) -> list[tuple[str, str]]:
-    """What fixes the training, in words; of what variants differ in, the table beside it tells."""
-    settings = config["settings"]
-    configs = list(settings["configs"].values())
-
-    def told(words: str, *names: str) -> str:
-        """The words with the numbers that all variants share; "" where they do not."""
-        own = {name: configs[0][name] for name in names}
-        same = all(each[name] == value for each in configs for name, value in own.items())
-        return words.format(**own) if same else ""
-
-    images = sorted({int(each) for each in members["images"].dropna()})
-    validated = f"{' or '.join(f'{each:,}' for each in images)} to validate on, " if images else ""
-    prints = joined(list(dict.fromkeys(f"{shas[0][:12]}…" for shas in settings["images"].values())))
-    lines = [
-        ("Network", _sentence(told("{image} px in patches of {patch}", "image", "patch"),
-                              told("{depth} blocks of width {dim}, {heads} heads", "depth", "dim", "heads"))),
-        ("Seeds", ", ".join(map(str, settings["seeds"]))),
-        ("Images", f"{validated}SHA-256 of the training images {prints}"),
-        ("Objective", _sentence("LeJEPA", told("SIGReg weighs {sigreg:g}", "sigreg"),
-                                told("along {slices} directions a step", "slices"))),
-        ("Optimizer", _sentence("AdamW", told("learning rate {lr:g}", "lr"),
-                                told("weight decay {weight_decay:g}", "weight_decay"),
-                                told("warm-up {warmup_epochs:g} epochs, then a cosine", "warmup_epochs"),
-                                told("clip {clip:g}", "clip"), told("{precision}", "precision"))),
-        ("Scored", _sentence(told("sinks and shares every {score_every:,} steps", "score_every"),
-                             told("on the first {score_images} validation images", "score_images"))),
-        ("Machine", plural(int(config.get("world", 1)), "process", "processes")),
-        ("Command", " ".join(word for word in config.get("command", []) if word != "--resume") or "from Python"),
-    ]  # fmt: skip
-    return [(name, words) for name, words in lines if words]
-
-
-def _sentence(*parts: str) -> str:
-    return ", ".join(part for part in parts if part)
-
-
-def difference_rows(configs: dict[str, dict[str, Any]]) -> list[tuple[str, list[str]]]:
-    """(field, its value in each config) of the fields in which configs differ, names aside."""
-    held = list(configs.values())
-    return [
-        (name, [_written(own[name]) for own in held])
-        for name in held[0]
-        if name not in NAMED and any(own[name] != held[0][name] for own in held)
-    ]
-
-
-def _written(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    return [*map(str, config.get("notes", [])), *unreadable, *files.cut_short(told)]
 
 
 def verdict_lines(saved: dict[str, pd.DataFrame], config: dict[str, Any], chance: float | None) -> list[str]:
