@@ -42,12 +42,15 @@ app.command()(diagnose)
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]) -> None:
-    """Write report.html again from a run's saved tables."""
+def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]) -> None:
+    """Write report.html again from a run's saved tables; of a training of vision transformers before its end, too."""
     with terminal.errors_as_sentences():
         from sinklab.diagnosis import open_run
+        from sinklab.reports.training import shown_unfinished, write_training_report
+        from sinklab.run import Run
 
-        print(open_run(run).report())
+        training = Run.open(run)
+        print(write_training_report(training) if shown_unfinished(training) else open_run(run).report())
 
 
 app.command()(patch)

@@ -124,4 +124,6 @@ def train_vit_command(
             assert board is not None
             board.follow(name)
         if run is not None and os.environ.get("RANK", "0") == "0":
-            print(run.path / "tables/training.csv")
+            from sinklab.reports.training import write_training_report
+
+            print(write_training_report(run))

@@ -60,10 +60,11 @@ def _diagnosed_into(folder: Path) -> list[Path]:
 
 
 def renew_report(folder: Path) -> str | None:
-    """Write a language model training's report again, now that its models were diagnosed or patched.
+    """Write the report of a training of language models or vision transformers again, now that its models were
+    diagnosed or patched.
 
-    Returns why not, where its tables cannot be read; None where it was written or `folder` is no finished training of
-    language models, whose page alone says what the models' sinks are.
+    Returns why not, where its tables cannot be read; None where it was written or `folder` is another run, whose page
+    does not say what the models' sinks are.
     """
     from sinklab.reports.training import shows_sinks, write_training_report
     from sinklab.run import Run

@@ -29,7 +29,8 @@ def test_every_named_variant_trains_and_leaves_a_model_and_its_sink_counts(tmp_p
     names = [word for variant in VARIANTS for word in ("--config", f"{variant}-tiny")]
     ended = in_process("train", *SMALL, *names, "-o", tmp_path / "run")
     assert ended.returncode == 0, ended.stderr
-    table = pd.read_csv(ended.stdout.strip())
+    assert ended.stdout.strip() == str(tmp_path / "run/report.html") and os.path.isfile(ended.stdout.strip())
+    table = pd.read_csv(tmp_path / "run/tables/training.csv")
     assert set(table["arm"]) == {f"{variant}-tiny" for variant in VARIANTS}
     for variant in VARIANTS:
         member = tmp_path / "run/training/seed-0" / f"{variant}-tiny"
@@ -105,3 +106,23 @@ def test_a_training_that_is_terminated_says_how_to_go_on_and_goes_on(tmp_path: P
     assert ended.returncode == 0, ended.stderr
     steps = [line["step"] for line in read_metrics(tmp_path / "run/training/seed-0/baseline-tiny/metrics.jsonl")]
     assert steps == list(range(1, 41)) and os.path.isfile(ended.stdout.strip())
+
+
+def test_a_page_is_written_of_a_training_that_is_not_finished_and_of_pictures_without_labels(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "photos", 8)
+    words = ["train", *SMALL, "--data", tmp_path / "photos", "--seeds", "0-1", "-o", tmp_path / "run"]
+    ended = in_process(*words)
+    assert ended.returncode == 0, ended.stderr
+    text = (tmp_path / "run/report.html").read_text(encoding="utf-8")
+    assert "vit-validation" not in text and "Accuracy of the online probe" not in text  # there is no probe
+    assert not (tmp_path / "run/figures/vit-validation.csv").exists()
+    whole = json.loads((tmp_path / "run/run.json").read_text()) | {"status": "running"}
+    (tmp_path / "run/run.json").write_text(json.dumps(whole))
+    (tmp_path / "run/training/seed-1/baseline-tiny/evaluation.json").unlink()
+    ended = in_process("report", tmp_path / "run")
+    assert ended.returncode == 0, ended.stderr
+    text = (tmp_path / "run/report.html").read_text(encoding="utf-8")
+    assert "1 of 2 trainings is finished" in text and "seed-1/baseline-tiny (step 2 of 2)" in text
+    ended = in_process(*words, "--resume")
+    assert ended.returncode == 0, ended.stderr
+    assert "is finished" not in (tmp_path / "run/report.html").read_text(encoding="utf-8")

@@ -81,9 +81,13 @@ def test_diagnosed_runs_are_compared_by_themselves_and_seeds_told_from_their_nam
     assert ended.returncode == 2 and "compared with training runs" in ended.stderr
 
 
-def test_the_training_itself_says_where_its_pages_are(trained: Path) -> None:
+def test_the_trainings_own_page_has_the_same_tables(trained: Path, tmp_path: Path) -> None:
     ended = in_process("report", trained)
-    assert ended.returncode == 2 and f"sinklab diagnose {trained} writes one for each" in ended.stderr
+    assert ended.returncode == 0 and ended.stdout.strip() == str(trained / "report.html"), ended.stderr
+    ended = in_process("compare", trained, "-o", tmp_path / "c.csv")
+    assert ended.returncode == 0, ended.stderr
+    for name in ("table14", "table15"):
+        assert (trained / f"tables/{name}.csv").read_bytes() == (tmp_path / f"c-{name}.csv").read_bytes()
 
 
 def test_runs_under_two_rules_are_refused(trained: Path) -> None:

@@ -157,6 +157,28 @@ def test_the_language_models_page_names_every_table_figure_part_and_ablation(tmp
     assert {*ABLATIONS, *SIZES} <= set(re.findall(r"`([\w+-]+)`", text))
 
 
+def test_the_vision_training_page_names_every_table_figure_and_part_of_the_report(tmp_path: Path) -> None:
+    from sinklab.reports.training import write_training_report
+    from sinklab.training.vit import train_vit
+    from sinklab.training.vit_config import make_config
+    from sinklab.watching import sink_scores
+
+    sizes = ["image=16", "dim=12", "depth=2", "heads=2", "views=2", "projector_hidden=8", "projector_dim=4", "slices=8"]
+    sizes += ["batch=4", "epochs=1", "warmup_epochs=0.5", "procedural=8", "validation_images=4", "score_images=2"]
+    configs = [make_config(name, sizes) for name in ("baseline-tiny", "global-penalty-tiny")]
+    run = train_vit(tmp_path / "run", configs, score=sink_scores)
+    assert run is not None
+    write_training_report(run)
+    text = page("vision-training.md").partition("## The report")[2].partition("\n## ")[0].replace("'", "’")
+    written = {f"tables/{path.name}" for path in (run.path / "tables").iterdir()}
+    assert written | {f"tables/table{number}.csv" for number in (14, 15)} == set(
+        re.findall(r"`(tables/\w+\.csv)`", text)
+    )
+    shown = (run.path / "report.html").read_text(encoding="utf-8")
+    parts = re.findall(r"<h3>(.*?)</h3>", shown) + re.findall(r'<h2 id="(?!figures|files)\w+">(.*?)</h2>', shown)
+    assert len(parts) == 10 and {f"| {part} |" for part in parts} <= set(re.findall(r"(?m)^\| [^|]+ \|", text))
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_every_command_is_one_of_sinklabs_with_its_own_options(path: Path) -> None:
     for words in commands(path.read_text(encoding="utf-8")):

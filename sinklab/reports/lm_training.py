@@ -205,10 +205,10 @@ def signed(value: float) -> str:
     return f"{float(value):+.{PLACES}f}".replace("-", "−")
 
 
-def mean_and_std(row: dict[str, Any], name: str) -> str:
+def mean_and_std(row: dict[str, Any], name: str, places: int = PLACES) -> str:
     """ "2.013 ± 0.012"; the mean alone for one seed."""
-    mean, std = fixed(row[f"{name}_mean"], PLACES), row[f"{name}_std"]
-    return mean if std != std else f"{mean} ± {fixed(std, PLACES)}"
+    mean, std = fixed(row[f"{name}_mean"], places), row[f"{name}_std"]
+    return mean if std != std else f"{mean} ± {fixed(std, places)}"
 
 
 def pace(training: pd.DataFrame, timings: dict[str, Any], config: str, lr: float, swept: bool) -> str:

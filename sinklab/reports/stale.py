@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 FIGURE = re.compile(
-    r"(((fig\d+|lemma\d+|overlay|phase)-.+|lm-(curves|learning-rate|ablations))\.(svg|png|csv))|overlays\.csv"
+    r"(((fig\d+|lemma\d+|overlay|phase)-.+|lm-(curves|learning-rate|ablations)|vit-[a-z-]+)\.(svg|png|csv))|overlays\.csv"
 )
 TABLES = ("heads", "counts_per_image", "table14", "table15", "sensitivity", "routes")
 """The tables that a report writes, by their names without ending."""

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from sinklab.errors import InputError
-from sinklab.reports import captions, lm_training, training_captions
+from sinklab.reports import captions, lm_training, training_captions, vit_training
 from sinklab.reports.page import PAPER
 from sinklab.reports.saved import reading
 from sinklab.reports.stale import remove_stale_figures
 from sinklab.reports.training_tables import claim_rows, grouped, shown_tables
-from sinklab.reports.wording import joined, number, percent, plural
+from sinklab.reports.wording import fixed, joined, number, percent, plural
 from sinklab.training.compare import training_table
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ SAVED = {
 }
 """Tables of each task beside those of ALWAYS."""
 ALWAYS = ("training", "curves", "claims", "spectrum_training")
+TABLES_WRITTEN = ("sinks", "members", "variants", "curves", "layers", "validation", "table14", "table15")
+"""What a page's own tables can be: a training of vision transformers has all but the first from its members' files."""
 WRITER = "sinklab train, with the options of the training and --resume,"
 
 
@@ -48,47 +50,42 @@ def is_training(run: Run) -> bool:
     return run.config.get("purpose") == "training"
 
 
-def shows_sinks(run: Run) -> bool:
-    """Whether a run is a finished training whose page says what its models' sinks are, once they are diagnosed."""
-    about, settings = run.config, run.config.get("settings")
+def kind_of(run: Run) -> str | None:
+    """What a training trained, such as "lm" or "vit"; None where run.json does not say."""
+    settings = run.config.get("settings")
     kind = settings.get("kind") if isinstance(settings, dict) else None
-    return is_training(run) and about.get("status") == "complete" and kind == "lm"
+    return kind if isinstance(kind, str) else None
+
+
+def shown_unfinished(run: Run) -> bool:
+    """Whether a run has a page before it is complete: a training of vision transformers, which takes days."""
+    return is_training(run) and kind_of(run) == "vit"
+
+
+def shows_sinks(run: Run) -> bool:
+    """Whether a run is a training whose page says what its models' sinks are, once they are diagnosed."""
+    return shown_unfinished(run) or (
+        is_training(run) and run.config.get("status") == "complete" and kind_of(run) == "lm"
+    )
 
 
 def write_training_report(run: Run) -> Path:
     """Write RUN/figures/*.{svg,png,csv} and RUN/report.html of a finished training; returns the page's path.
 
-    Raises InputError for a run that is unfinished or damaged.
+    One of vision transformers may be unfinished. Raises InputError for a run that is unfinished or damaged.
     """
     if not is_training(run):
         raise InputError(f"The run {run.path} is not a training: it is reported on with sinklab report.")
-    if run.config.get("status") != "complete":
+    if run.config.get("status") != "complete" and not shown_unfinished(run):
         raise InputError(
             f"The training {run.path} is not complete (status: {run.config.get('status')}): go on with --resume first."
         )
-    if run.config.get("settings", {}).get("kind") == "vit":
-        raise InputError(
-            f"A training of vision transformers has no page of its own: sinklab diagnose {run.path} writes one for "
-            f"each model, and sinklab compare {run.path} its tables."
-        )
-    with reading(run.path / "run.json", WRITER):
-        kind, sweep = str(run.config["settings"]["kind"]), run.config["settings"]["sweep"]
-    if kind != "lm" and kind not in SAVED:
-        raise InputError(f"There is no report of trainings of the kind {kind!r}, only of {', '.join((*SAVED, 'lm'))}.")
-    if kind == "lm":
-        saved, drawn, shown = lm_training.gather(run, WRITER)
-        with reading(run.path / "run.json", WRITER):
-            page = filled("training_lm.html.j2", run.config, drawn, saved, shown)
-    else:
-        saved = {}
-        for name in (*ALWAYS, *SAVED[kind]):
-            with reading(run.path / f"tables/{name}.csv", WRITER):
-                saved[name] = training_table(run) if name == "training" else run.table(name)
-        with reading(run.path / "tables", WRITER):
-            drawn = training_captions.draw_all(kind, saved, sweep, int(run.config["settings"]["config"]["tokens"]))
-            page = render(run.config, kind, saved, drawn)
-    if "sinks" in saved:
-        run.write_table("tables/sinks.csv", saved["sinks"])
+    page, drawn, written = _made(run)
+    for name in TABLES_WRITTEN:
+        if name in written:
+            run.write_table(f"tables/{name}.csv", written[name])
+        elif name in ("table14", "table15"):  # of diagnoses that are there no more
+            (run.path / f"tables/{name}.csv").unlink(missing_ok=True)
     for figure in drawn:
         run.write_text(f"figures/{figure.name}.svg", figure.svg)
         run.write_bytes(f"figures/{figure.name}.png", figure.png)
@@ -96,6 +93,32 @@ def write_training_report(run: Run) -> Path:
     run.write_text("report.html", page)
     remove_stale_figures(run.path, {f"{each.name}.{end}" for each in drawn for end in ("svg", "png", "csv")})
     return run.path / "report.html"
+
+
+def _made(run: Run) -> tuple[str, list[captions.Drawn], dict[str, pd.DataFrame]]:
+    """The page, its figures, and the tables that are to be written beside it."""
+    if kind_of(run) == "vit":
+        saved, drawn, shown = vit_training.gather(run, WRITER)
+        with reading(run.path / "run.json", WRITER):
+            named = [*(["training"] if shown["has_training"] else []), *saved]
+            return filled("training_vit.html.j2", run.config, drawn, named, shown), drawn, saved
+    with reading(run.path / "run.json", WRITER):
+        kind, sweep = str(run.config["settings"]["kind"]), run.config["settings"]["sweep"]
+    if kind != "lm" and kind not in SAVED:
+        known = ", ".join((*SAVED, "lm", "vit"))
+        raise InputError(f"There is no report of trainings of the kind {kind!r}, only of {known}.")
+    if kind == "lm":
+        saved, drawn, shown = lm_training.gather(run, WRITER)
+        with reading(run.path / "run.json", WRITER):
+            page = filled("training_lm.html.j2", run.config, drawn, saved, shown)
+        return page, drawn, {name: table for name, table in saved.items() if name == "sinks"}
+    saved = {}
+    for name in (*ALWAYS, *SAVED[kind]):
+        with reading(run.path / f"tables/{name}.csv", WRITER):
+            saved[name] = training_table(run) if name == "training" else run.table(name)
+    with reading(run.path / "tables", WRITER):
+        drawn = training_captions.draw_all(kind, saved, sweep, int(run.config["settings"]["config"]["tokens"]))
+        return render(run.config, kind, saved, drawn), drawn, {}
 
 
 def render(config: dict[str, Any], kind: str, saved: dict[str, pd.DataFrame], drawn: list[captions.Drawn]) -> str:
@@ -130,6 +153,7 @@ def filled(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         loader=FunctionLoader(lambda name: (assets / name).read_text(encoding="utf-8")),
     )  # fmt: skip
+    environment.filters["fixed"] = fixed
     return environment.get_template(template).render(
         style=Markup((assets / "report.css").read_text(encoding="utf-8")),
         paper=PAPER,

@@ -110,7 +110,7 @@ def draw_curves(curves: pd.DataFrame, sweep: str | None = None, width: float = d
             axes.set(title=title, xlabel="step", xlim=(0, float(curves["step"].max())))
             if name == "loss":
                 axes.set_yscale("log")
-                _loss_ticks(axes)
+                loss_ticks(axes)
             else:
                 axes.set_ylim(0, 1)
             axes.grid(axis="y", which="major")
@@ -232,7 +232,7 @@ def _plain(value: float, _: float) -> str:
     return f"{value:g}"
 
 
-def _loss_ticks(axes: Axes) -> None:
+def loss_ticks(axes: Axes) -> None:
     """1, 2 and 5 of every power of ten where fewer than two powers are seen, else the powers alone."""
     from matplotlib.ticker import FixedLocator
 
