@@ -4,7 +4,8 @@ The text between `<!-- demo:begin -->` and `<!-- demo:end -->` comes from result
 marks from results/diagnose.json, that between the patch marks from results/patch.json. Those of
 docs/controlled-tasks.md are of results/toy_tables.json, toy_truth.json and toy_budget.json, those of
 docs/language-models.md of lm_tables.json and kuramoto.json, those of docs/vision-training.md of vit_study.json and
-vit_memory.json. A block whose file is not there is left as it is. A number stands in one place: the result file.
+vit_memory.json, those of docs/settings.md of the config dataclasses. A block whose file is not there is left as it is.
+A number stands in one place: the result file.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # for its neighbours, when it is loaded from elsewhere
 README = HERE.parent / "README.md"
 DOCS = HERE.parent / "docs"
-PAGES = (README, *(DOCS / name for name in ("controlled-tasks.md", "language-models.md", "vision-training.md")))
+NAMES = ("controlled-tasks.md", "language-models.md", "settings.md", "vision-training.md")
+PAGES = (README, *(DOCS / name for name in NAMES))
 KIND = {"cls": "[CLS]", "register": "a register", "patch": "a patch"}
 
 
@@ -127,8 +129,17 @@ def memory_text(result: dict[str, Any]) -> str:
     return words(result)
 
 
+def settings_blocks() -> dict[str, Any]:
+    """Block → what fills it, for those that come from the code and not from a result."""
+    from setting_words import lm_settings, toy_settings, vit_settings
+
+    return {"vit-settings": vit_settings, "lm-settings": lm_settings, "toy-settings": toy_settings}
+
+
 def filled(text: str) -> str:
     """A page with every block whose result file exists."""
+    for name, told in settings_blocks().items() if "-settings:begin -->" in text else ():
+        text = replaced(text, name, told())
     files = {"demo": "demo.json", "speed": "diagnose.json", "patch": "patch.json", "toy": "toy_tables.json"}
     files |= {"lm": "lm_tables.json", "kuramoto": "kuramoto.json", "truth": "toy_truth.json"}
     files |= {"budget": "toy_budget.json", "study": "vit_study.json", "memory": "vit_memory.json"}
@@ -140,9 +151,14 @@ def filled(text: str) -> str:
             continue
         path = HERE / "results" / files[name]
         if path.is_file():
-            block = f"<!-- {name}:begin -->\n{words(json.loads(path.read_text()))}\n<!-- {name}:end -->"
-            text = re.sub(rf"<!-- {name}:begin -->.*?<!-- {name}:end -->", lambda _, b=block: b, text, flags=re.DOTALL)
+            text = replaced(text, name, words(json.loads(path.read_text())))
     return text
+
+
+def replaced(text: str, name: str, words: str) -> str:
+    """A page with the block of a name filled, if it has one."""
+    block = f"<!-- {name}:begin -->\n{words}\n<!-- {name}:end -->"
+    return re.sub(rf"<!-- {name}:begin -->.*?<!-- {name}:end -->", lambda _: block, text, flags=re.DOTALL)
 
 
 def main() -> None:

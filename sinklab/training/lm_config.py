@@ -37,9 +37,11 @@ class LMConfig:
     batch: int = 64
     """Sequences a step, over all processes."""
     steps: int = 165_000
+    """Optimisation steps."""
     lr: float = 3e-3
     """AdamW's peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's."""
     weight_decay: float = 0.1
     """On matrices; never on rates, temperatures, radii, norms and biases."""
     decay_embedding: bool = True

@@ -33,11 +33,13 @@ class TrainConfig:
     centred: bool = False
     """Take the mean over channels, which LayerNorm hides from the model, out of the task's direction."""
     steps: int = 30_000
+    """Optimisation steps."""
     batch: int = 1024
     """Sequences a step, all of them fresh."""
     lr: float = 5e-4
     """AdamW's learning rate, default betas."""
     weight_decay: float = 1e-4
+    """AdamW's."""
     warmup: float = 0.0
     """Share of the steps in which the learning rate rises from 0; 0 starts at the full rate."""
     decay: float = 0.0
@@ -143,6 +145,7 @@ class BroadcastConfig(TrainConfig):
     hidden: int = 256
     """Width of the MLPs."""
     layers: int = 2
+    """Layers of attention and MLP."""
 
 
 @dataclass(frozen=True, kw_only=True)

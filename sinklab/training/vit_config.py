@@ -71,41 +71,59 @@ class ViTConfig:
     """The paper's recipe; the defaults are its ViT-L. Raises InputError for values that cannot be."""
 
     variant: str = "baseline"
+    """By name; it sets what its row above tells."""
     size: str = "L"
+    """By name; it sets dim, depth and heads, and for `tiny` the rest of the last column."""
     image: int = 224
+    """Side of a view, pixels."""
     patch: int = 16
+    """Side of a patch, pixels; it divides `image`."""
     dim: int = 1024
+    """Width C of the residual stream."""
     depth: int = 24
+    """Blocks."""
     heads: int = 16
+    """Heads a block; they divide `dim`."""
     registers: int = 0
+    """Register tokens, after [CLS] and before the patches."""
     gate: str = "none"
-    """none, elementwise or headwise."""
+    """Output gate: none, elementwise or headwise."""
     pathway: str = "none"
-    """none, learned, hier (row 4 of Table 1) or uniform."""
+    """Gate of the global pathway: none (no pathway), learned, hier (row 4 of Table 1) or uniform."""
     layer_scale: float = 1e-4
     """Where ls1 and ls2 begin; 0 leaves them out."""
     pathway_scale: float = 0.0
     """Where ls3 begins; 0 leaves it out."""
     drop_path: float = 0.1
+    """Chance that the last block leaves both branches of an image out; it rises linearly from 0 over the blocks."""
     init_std: float = 0.02
     """Of the first weights of all matrices."""
     kernel: str = "softmax"
+    """Of attention: softmax, or clipped, relu, sigmoid, polynomial, sink-logit."""
     spectral: bool = False
+    """σReparam on the weights of queries and keys."""
     views: int = 4
+    """Views of an image a step."""
     crop: float = 0.08
+    """Smallest share of an image that a view may show."""
     jitter: float = 1.0
+    """Strength of the change of colours; 1 is the paper's."""
     blur_kernel: int = 7
+    """Side of the Gaussian blur, pixels, odd."""
     blur_sigma: float = 2.0
+    """Largest σ of the blur, pixels."""
     solarize: float = 0.2
-    """0.1 is what the authors' nesting makes of it."""
+    """Chance that a view is solarised; 0.1 is what the authors' nesting makes of it."""
     projector_hidden: int = 2048
+    """Width of the projector's two hidden layers."""
     projector_dim: int = 128
+    """Width of its output, on which invariance and SIGReg are taken."""
     slices: int = 256
     """Random directions of SIGReg a step."""
     sigreg: float = 0.02
-    """λ."""
+    """λ, the weight of SIGReg; invariance has 1 − λ."""
     penalty: float = 0.0
-    """λ_B."""
+    """λ_B, the weight of attention's common-mode share."""
     penalty_ratio: str = "global"
     """"global": ratios of means over all ranks; "rank": each rank's own, as in the paper's scripts."""
     penalty_update: str = "gated"
@@ -113,20 +131,27 @@ class ViTConfig:
     penalty_first: int = 1
     """The first block that is penalised."""
     epochs: int = 100
+    """Passes over the training images."""
     warmup_epochs: float = 10.0
+    """Epochs in which the rates rise from 0; 0 starts at the full ones."""
     batch: int = 256
     """Images a step, over all ranks and accumulated batches."""
     accumulate: int = 1
     """Parts that a batch is computed in; SIGReg, batch norm and penalty are then of each part."""
     lr: float = 5e-4
+    """AdamW's largest learning rate, for all but the probe."""
     last_rate: float = 1e-3
     """The rate at the end, as a share of lr."""
     weight_decay: float = 0.05
+    """AdamW's, for all but the probe."""
     decay_all: bool = True
     """Decay every parameter, as the paper's scripts do; false spares biases, norms, scales, tokens and positions."""
     probe_lr: float = 1e-3
+    """The online probe's largest learning rate."""
     probe_weight_decay: float = 1e-7
+    """The online probe's."""
     clip: float = 1.0
+    """Largest norm of the gradient; 0 does not clip."""
     precision: str = "bf16"
     """bf16 (autocast) or fp32."""
     checkpointing: bool = False
@@ -136,9 +161,13 @@ class ViTConfig:
     validation_images: int = 50_000
     """At most so many are scored; the built-in set draws them."""
     record_every: int = 50
+    """Steps between lines of metrics.jsonl."""
     score_every: int = 500
+    """Steps between scores: common mode, sink events, largest inflow."""
     score_images: int = 32
+    """Validation images behind a score."""
     checkpoint_every: int = 1000
+    """Steps between checkpoints; stopping writes one too."""
     save_every: int = 10
     """Epochs between weights that are kept for good; 0 keeps the best and the last only."""
 
