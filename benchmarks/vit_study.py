@@ -156,7 +156,7 @@ CLAIMS = (
     ("gating has fewer NOP sinks than the baseline", "gated-elementwise", "baseline", "nop", -1),
     ("gating has more broadcast sinks than the baseline", "gated-elementwise", "baseline", "broadcast", 1),
     (
-        "the penalised pathway has fewer broadcast sinks",
+        "the penalised pathway has fewer broadcast sinks than the baseline",
         "global-penalty",
         "baseline",
         "broadcast",

@@ -79,32 +79,46 @@ FEW = 0.05
 
 
 def verdict(result: dict[str, Any]) -> str:
-    """What follows, in sentences: whether there are enough sinks to compare, and what the lower threshold shows."""
-    variants, images = result["over_seeds"], result["conditions"]["diagnosed_images"]
+    """What follows, in sentences: how many sinks there are under each rule, and which orders all seeds have."""
     told = []
-    for rule in ("relaxed", "strict"):
-        found = {name: numbers[f"{rule} | counts | all"] for name, numbers in variants.items()}
-        events = {name: round(sum(one["seeds"]) * images) for name, one in found.items()}
-        looked = sum(len(one["seeds"]) for one in found.values()) * images
-        where = ", ".join(f"{count} in `{name}`" for name, count in events.items() if count)
-        total = sum(events.values())
-        said = f"{total} event{'' if total == 1 else 's'}"
-        told.append(f"Under the {rule} rule: {said} in {looked:,} images{f' ({where})' if where else ''}.")
-    if all(numbers["relaxed | counts | all"]["mean"] < FEW for numbers in variants.values()):
-        told.append(
-            "That is too few to say anything about the paper's order of sink counts, for or against: after so short a "
-            "training these networks have hardly a sink."
-        )
-    penalised = [variants[name] for name in ("global-penalty", "gated-global-penalty") if name in variants]
-    plain = [variants[name] for name in ("baseline", "gated-elementwise") if name in variants]
-    low = next(key for key in variants["baseline"] if key.startswith("mass") and key.endswith("counts | broadcast"))
-    if penalised and plain and min(one[low]["mean"] for one in penalised) > max(one[low]["mean"] for one in plain):
-        told.append(
-            f"At the lowest threshold, an inflow of {low.split()[1]}, the penalised variants have more keys called "
-            "broadcast than the others, against the paper's order, although the common-mode share of their attention "
-            "is far smaller. An inflow of a tenth is no sink in the paper's sense."
-        )
+    rules = list(next(iter(result["rows"]))["sinks_per_image"])
+    for rule in rules:
+        told.append(_events(result, rule))
+    for rule in rules:
+        means = [numbers[f"{rule} | counts | all"]["mean"] for numbers in result["over_seeds"].values()]
+        compared = [claim for claim in result["compared"] if f"({rule})" in claim["claim"]]
+        if max(means) < FEW:
+            told.append(
+                f"Under the {rule} rule that is too few to say anything about the paper's order, for or against."
+            )
+        elif compared:
+            told.append(_orders(rule, compared))
     return " ".join(told)
+
+
+def _events(result: dict[str, Any], rule: str) -> str:
+    images = result["conditions"]["diagnosed_images"]
+    found = {name: numbers[f"{rule} | counts | all"]["seeds"] for name, numbers in result["over_seeds"].items()}
+    events = {name: round(sum(seeds) * images) for name, seeds in found.items()}
+    nop = sum(sum(one[f"{rule} | counts | nop"]["seeds"]) for one in result["over_seeds"].values())
+    looked, total = sum(map(len, found.values())) * images, sum(events.values())
+    where = ", ".join(f"{count:,} in `{name}`" for name, count in events.items() if count)
+    said = f"{total:,} event{'' if total == 1 else 's'}, {round(nop * images):,} of them NOP,"
+    return f"Under the {rule} rule: {said} in {looked:,} images{f' ({where})' if where else ''}."
+
+
+def _orders(rule: str, compared: list[dict[str, Any]]) -> str:
+    """Which of the paper's orders every seed has, which none has, which differ, and which cannot be asked."""
+    every, none, mixed, empty = "it holds on every seed", "it holds on no seed", "it differs from seed to seed", ""
+    groups: dict[str, list[str]] = {every: [], none: [], mixed: [], empty: []}
+    for claim in compared:
+        gaps, shown = claim["differences"], claim["seeds_that_show_it"]
+        asked = any(abs(gap) >= FEW for gap in gaps)
+        group = empty if not asked else every if shown == len(gaps) else mixed if shown else none
+        groups[group].append(claim["claim"].replace(f" ({rule})", ""))
+    said = [f"{group} that {', and that '.join(claims)}" for group, claims in groups.items() if group and claims]
+    said += [f"whether {claim} cannot be asked, for both have hardly one" for claim in groups[empty]]
+    return f"Under the {rule} rule {'; '.join(said)}."
 
 
 def memory_text(result: dict[str, Any]) -> str:
