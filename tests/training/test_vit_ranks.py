@@ -18,6 +18,7 @@ from sinklab.data.procedural import ProceduralImages
 from sinklab.training.loop import METRICS, Progress, read_metrics
 from sinklab.training.vit import train_vit
 from sinklab.training.vit_config import ViTConfig, make_config
+from sinklab.watching import sink_scores
 
 IMAGES = ProceduralImages(count=12, size=16)
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def work(root: Path) -> None:
         strict=True,
     ):
         os.environ["MASTER_PORT"] = port
-        train_vit(root / name, [config()], IMAGES, **options)
+        train_vit(root / name, [config()], IMAGES, score=sink_scores, **options)
 
 
 def free_ports(count: int) -> str:
@@ -73,12 +74,13 @@ def test_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
         if state.step == 3:
             raise Killed
 
-    train_vit(tmp_path / "one", [config()], IMAGES)
+    train_vit(tmp_path / "one", [config()], IMAGES, score=sink_scores)
     with pytest.raises(Killed):
-        train_vit(tmp_path / "begun", [config()], IMAGES, progress=kill)
+        train_vit(tmp_path / "begun", [config()], IMAGES, score=sink_scores, progress=kill)
     two_ranks(tmp_path)
     member = f"training/seed-0/{config().name}"
     curve = read_metrics(tmp_path / "one" / member / METRICS)
+    assert {"relaxed_nop", "strict_broadcast", "max_inflow_2"} <= curve[-1].keys()
     weights = load_file(tmp_path / "one" / member / "model.safetensors")
     for name in ("ddp", "fsdp", "begun"):
         told = read_metrics(tmp_path / name / member / METRICS)
