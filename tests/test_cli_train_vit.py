@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from command_line import environment, in_process, write_pictures
 
+from sinklab.models.attention import KERNELS
 from sinklab.models.vit_file import read_vit
 from sinklab.training.loop import read_metrics
 from sinklab.training.vit_config import VARIANTS
@@ -38,6 +39,22 @@ def test_every_named_variant_trains_and_leaves_a_model_and_its_sink_counts(tmp_p
         assert (saved["arm"], model.shape.registers) == (variant, 4 if variant.endswith("registers") else 0)
         last = read_metrics(member / "metrics.jsonl")[-1]
         assert {"relaxed_nop", "strict_broadcast", "max_inflow_1", "common_mode_1"} <= last.keys()
+
+
+def test_kernels_without_a_softmax_call_train_without_sink_counts_and_say_so_once(tmp_path: Path) -> None:
+    kernels = [kernel for kernel in KERNELS if kernel != "softmax"]
+    assert kernels
+    for kernel in kernels:
+        words = ["--set", f"kernel={kernel}", "--seeds", "0-1", "-o", tmp_path / kernel]
+        ended = in_process("train", *SMALL, *words)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr.count("no sinks are counted") == 1 and f"its kernel, {kernel}," in ended.stderr
+        last = read_metrics(tmp_path / kernel / "training/seed-1/baseline-tiny/metrics.jsonl")[-1]
+        assert "common_mode_1" in last and not {"relaxed_nop", "max_inflow_1"} & last.keys()
+        ended = in_process("train", *SMALL, *words, "--resume")
+        assert ended.returncode == 0, ended.stderr
+        notes = json.loads((tmp_path / kernel / "run.json").read_text())["notes"]
+        assert sum("no sinks are counted" in note for note in notes) == 1
 
 
 def test_photographs_with_a_folder_a_class_are_trained_on_and_unreadable_ones_counted(tmp_path: Path) -> None:
@@ -80,6 +97,7 @@ def test_the_whole_vit_l_with_its_penalty_takes_steps_on_meta() -> None:
         (["--validation", "nowhere"], "--validation belongs to --data"),
         (["--seeds", "a"], "--seeds is like 0-4 or 0,2,5, not 'a'."),
         (["--resume", "--overwrite"], "give one of them"),
+        (["--fsdp"], "--fsdp shares the weights out over several processes, and this is one"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_sentence_and_no_folder(

@@ -8,6 +8,7 @@ best.safetensors and epoch-EEEE.safetensors alike, and evaluation.json; tables/t
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -60,11 +61,16 @@ def train_vit(
 
     Without `images` the built-in set is used, for training and validation; without `validation` the training images
     are scored. `resume` skips what is finished and goes on within what is not. `score` is called every `score_every`
-    steps with the network and a fixed batch. Raises InputError for what cannot be, WriteError where the folder cannot
-    be written, and Stopped after SIGTERM or Ctrl-C.
+    steps with the network and a fixed batch, but not for kernels that make no softmax call, which a note says. Raises
+    InputError for what cannot be, WriteError where the folder cannot be written, and Stopped after SIGTERM or Ctrl-C.
     """
     _require_different(configs, seeds)
     with together(device) as (ranks, own_device):
+        if shard and ranks.world == 1:
+            raise InputError(
+                "--fsdp shares the weights out over several processes, and this is one: start it with torchrun "
+                "--nproc-per-node 2 -m sinklab train vit …, or leave --fsdp out."
+            )
         members = []
         for seed in seeds:
             for config in configs:
@@ -81,7 +87,7 @@ def train_vit(
                         workers=workers,
                         compile=compile,
                         shard=shard,
-                        score=score,
+                        score=score if _is_seen(config) else None,
                     )
                 )
         for member in members:  # what cannot be is said before anything is written, or overwritten
@@ -98,7 +104,7 @@ def train_vit(
         run = first(ranks, lambda: Run.create(path, settings=settings, overwrite=overwrite, resume=resume))
         try:
             if run is not None:
-                _begin(run, members, ranks, command)
+                _begin(run, members, ranks, command, [] if score is None else _unseen(configs))
             for member in members:
                 if not ranks.any(ranks.first and _is_finished(member)):
                     _train_member(run, member, resume, progress)
@@ -129,8 +135,27 @@ def _pictures(config: ViTConfig, images: Pictures | None, validation: Pictures |
     )
 
 
-def _begin(run: Run, members: Sequence[Member], ranks: Ranks, command: Sequence[str]) -> None:
+def _is_seen(config: ViTConfig) -> bool:
+    """Whether whoever counts sinks can look on: only softmax is one call that hooks see."""
+    return config.kernel == "softmax"
+
+
+def _unseen(configs: Sequence[ViTConfig]) -> list[str]:
+    """A sentence for every config whose sinks are not counted."""
+    return [
+        f"As {config.name} is trained, no sinks are counted: its kernel, {config.kernel}, makes no softmax call, which "
+        "is where they are read. Loss, common mode and the probe are recorded as ever."
+        for config in configs
+        if not _is_seen(config)
+    ]
+
+
+def _begin(run: Run, members: Sequence[Member], ranks: Ranks, command: Sequence[str], remarks: Sequence[str]) -> None:
+    """run.json as the training begins; each of the remarks is kept there and said."""
     before, notes = run.config.get("world"), list(run.config.get("notes", []))
+    for remark in remarks:
+        warnings.warn(remark, stacklevel=3)
+    notes += [remark for remark in remarks if remark not in notes]
     if before not in (None, ranks.world):
         notes.append(
             f"Begun by {before} processes and gone on with by {ranks.world}: the batches, views and directions are the "
