@@ -187,16 +187,37 @@ def _train_member(
     described = {**member.about(), "step": recipe.steps, "validation": found}
     path, beside = member.folder / "model.safetensors", {"probe": model.probe}
     save_model(path, model.vit, described, writes=run is not None, beside=beside)
+    missed = feed.remembered()
     if run is None:
         return
     shown = (recipe.steps - done) * member.config.batch
     timings = {"train_seconds": seconds, "images_per_second": shown / seconds if shown else None}
+    unreadable = run.config.get("unreadable", {})
+    missed = sorted({*missed, *unreadable.get(member.name, [])})
     run.update(
         timings={**run.config.get("timings", {}), member.name: timings},  # of the last session
         final={**run.config.get("final", {}), member.name: last},
-        unreadable={**run.config.get("unreadable", {}), member.name: sorted(feed.skipped)},
+        unreadable={**unreadable, member.name: missed},
     )
+    _say_unreadable(member, missed, found)
     run.write_json(f"{FOLDER}/{member.name}/evaluation.json", _rows(found))  # last: with it the member is finished
+
+
+def _say_unreadable(member: Member, missed: Sequence[str], found: dict[str, Any]) -> None:
+    """A warning for pictures that the training, or the evaluation at its end, had to do without."""
+    if missed:
+        some = f"{', '.join(missed[:3])}{' …' if len(missed) > 3 else ''}"
+        warnings.warn(
+            f"{member.name}: {len(missed)} of {len(member.images)} training images could not be read, and others stood "
+            f"in for them: {some}. All are named in run.json.",
+            stacklevel=3,
+        )
+    if found["unreadable"]:
+        asked = found["images"] + found["unreadable"]
+        warnings.warn(
+            f"{member.name}: {found['unreadable']} of {asked} validation images could not be read and were left out.",
+            stacklevel=3,
+        )
 
 
 def _is_finished(member: Member) -> bool:

@@ -172,7 +172,8 @@ class Feed:
         )
         self.device, self.workers, self.batches = torch.device(device), workers, batches
         self.skipped: set[str] = set()
-        """Pictures that could not be read so far, in this session and rank."""
+        """Pictures that this rank could not read so far, and those of all ranks before the checkpoint."""
+        self._ranks = ranks
         self._parts = Parts(images, self.order, shape, make_views=workers > 0 or self.device.type == "cpu")
         self._stream: Iterator[Shown] | None = None
         self._next = -1
@@ -195,6 +196,14 @@ class Feed:
             seeds=shown.seeds,
             skipped=shown.skipped,
         )
+
+    def remembered(self) -> list[str]:
+        """The names of the pictures that no rank could read so far, sorted; all ranks call this together."""
+        return sorted({name for names in self._ranks.gathered(sorted(self.skipped)) for name in names})
+
+    def remind(self, remembered: list[str]) -> None:
+        """Go on from a checkpoint that has these."""
+        self.skipped |= set(remembered)
 
     def _from_workers(self, number: int) -> Shown:
         if self._stream is None or number != self._next:

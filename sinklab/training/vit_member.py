@@ -178,6 +178,7 @@ def build_recipe(member: Member) -> tuple[Recipe, LeJEPA, Feed]:
         accumulate=config.accumulate,
         ranks=ranks,
         after=lambda done: _after_step(member, model, done),
+        memory=feed,
     )
     return recipe, model, feed
 
