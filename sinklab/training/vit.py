@@ -35,6 +35,7 @@ from sinklab.training.loop import CHECKPOINT, METRICS, Progress, read_metrics, t
 from sinklab.training.vit_config import ViTConfig
 from sinklab.training.vit_evaluate import Score
 from sinklab.training.vit_feed import Pictures, readable
+from sinklab.training.vit_kept import lost
 from sinklab.training.vit_member import Member, build_feed, build_model, build_recipe, evaluated
 
 FOLDER = "training"
@@ -105,6 +106,9 @@ def train_vit(
         try:
             if run is not None:
                 _begin(run, members, ranks, command, [] if score is None else _unseen(configs))
+                for sentence in [lost(member, finished=_is_finished(member)) for member in members if run.resumed]:
+                    if sentence is not None:
+                        warnings.warn(sentence, stacklevel=2)
             for member in members:
                 if not ranks.any(ranks.first and _is_finished(member)):
                     _train_member(run, member, resume, progress)
