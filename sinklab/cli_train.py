@@ -25,7 +25,8 @@ TASKS = {
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Train a model, and measure what its sinks do: the controlled tasks, or a language model.",
+    help="Train a model, and measure what its sinks do: the controlled tasks, a language model, or vision transformers "
+    "(vit).",
 )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from command_line import environment, in_process, write_pictures
 
 from sinklab.models.attention import KERNELS
@@ -78,6 +79,27 @@ def test_a_dry_run_writes_nothing_and_tells_what_it_saw(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_dry_run_without_the_gpu_that_it_asks_for_is_refused(tmp_path: Path) -> None:
+    ended = in_process("train", *SMALL, "--steps", "2", "--device", "cuda")
+    assert ended.returncode == 2 and "torch sees no CUDA device here" in ended.stderr
+
+
+def test_a_dry_run_under_torchrun_is_told_by_the_first_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {}
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        ended = in_process("train", *SMALL, "--steps", "1", "--config", "baseline-tiny, registers-tiny")
+        assert ended.returncode == 0, ended.stderr
+        told[rank] = [json.loads(line)["name"] for line in ended.stdout.splitlines()]
+    assert told == {"0": ["baseline-tiny", "registers-tiny"], "1": []}
+
+
+def test_help_names_all_that_can_be_trained() -> None:
+    ended = in_process("train", "--help")
+    assert "the controlled tasks, a language model, or vision transformers" in " ".join(ended.stdout.split())
+
+
 def test_the_whole_vit_l_with_its_penalty_takes_steps_on_meta() -> None:
     ended = in_process("train", "vit", "--config", "global-penalty-L", "--steps", "2", "--device", "meta")
     assert ended.returncode == 0, ended.stderr
@@ -90,6 +112,10 @@ def test_the_whole_vit_l_with_its_penalty_takes_steps_on_meta() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (["--device", "meta"], "--device meta computes nothing, so nothing can be trained there: give --steps 2 too"),
+        (["--steps", "2", "--device", "foo"], "--device is auto, cpu, cuda, cuda:N or mps, not 'foo'"),
+        (["--steps", "2", "--device", "cpu:x"], "--device is auto, cpu, cuda, cuda:N or mps, not 'cpu:x'"),
+        (["--config", "baseline-tiny,baseline-XL"], "There is no vision transformer 'baseline-XL'"),
         (["--config", "baseline-XL"], "There is no vision transformer 'baseline-XL'"),
         (["--set", "stepz=3"], "nothing called 'stepz' to set"),
         (["--set", "batch=64"], "There are 8 training images, fewer than one batch of 64"),

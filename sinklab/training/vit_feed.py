@@ -78,7 +78,11 @@ class Order:
                 "smaller batch (--set batch=…)."
             )
         if self.step % (self.parts * self.world):
-            raise InputError(f"A batch of {self.step} images is not {self.parts} parts for {self.world} ranks.")
+            shares = f"{self.world} ranks × {self.parts} accumulated" if self.parts > 1 else f"{self.world} ranks"
+            raise InputError(
+                f"A batch of {self.step} images does not divide evenly among {shares}: give a --set batch=… that is a "
+                f"multiple of {self.parts * self.world}."
+            )
 
     @property
     def per_epoch(self) -> int:
