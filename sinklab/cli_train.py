@@ -14,6 +14,7 @@ from sinklab.cli_train_lm import train_lm_command
 from sinklab.cli_train_vit import train_vit_command
 from sinklab.errors import InputError
 from sinklab.settings import seed_numbers
+from sinklab.terminal_training import training
 
 TASKS = {
     "nop": "One attention head learns to do nothing (NOP) on half of the tokens.",
@@ -74,7 +75,7 @@ def train_task(
         from sinklab.device import pick_device
         from sinklab.training.toy import train_toy
 
-        with terminal.training([member.name for member in planned]) as tell:
+        with training([member.name for member in planned]) as tell:
 
             def progress(member: Any, state: Any) -> None:
                 tell(member.name, state.step, state.steps, state.loss, state.score, state.seconds_left)

@@ -13,6 +13,7 @@ import typer
 from sinklab import terminal
 from sinklab.errors import InputError
 from sinklab.settings import seed_numbers
+from sinklab.terminal_training import training
 
 if TYPE_CHECKING:
     from sinklab.training.loop import Progress
@@ -104,7 +105,7 @@ def train_vit_command(
         elif validation:
             raise InputError("--validation belongs to --data: the built-in images bring their own.")
         members = [f"seed-{seed}/{one.name}" for seed in numbers for one in chosen]
-        with terminal.training(members) as tell:
+        with training(members) as tell:
 
             def progress(name: str, state: Progress) -> None:
                 tell(name, state.step, state.steps, state.loss, {}, state.seconds_left)
