@@ -19,12 +19,14 @@ class _Training:
         self._names, self._last, self._name, self._score = list(names), -PLAIN_EVERY, "", score
         self._unit = f" {unit}" if unit else ""
         self._over = sys.stderr.isatty()
+        self._open = False
+        """Whether the terminal's line is to be written over."""
 
     def __enter__(self) -> _Training:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._over and self._name:
+        if self._open:
             print(file=sys.stderr)
 
     def __call__(
@@ -33,8 +35,8 @@ class _Training:
         now = time.monotonic()
         if step < steps and name == self._name and now - self._last < (DRAWN_EVERY if self._over else PLAIN_EVERY):
             return
-        self._last, begun = now, name != self._name and bool(self._name)
-        self._name = name
+        begun = self._open and name != self._name
+        self._last, self._name = now, name
         scores = " ".join(f"{value:.2f}" for value in score.values())
         place = f"{self._names.index(name) + 1}/{len(self._names)} " if len(self._names) > 1 else ""
         told = [f"step {step}/{steps}", f"loss {loss:.4f}{self._unit}"]
@@ -42,7 +44,9 @@ class _Training:
         told += [f"{left:.0f} s left"] if left is not None and step < steps else []
         if self._over:
             line = fitted(place, name, told, _columns() - 1)  # a full line would wrap, and only its end be written over
-            print("\n" * begun + f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+            self._open = step < steps  # at its end a training's line stays, and notes come below it
+            end = "" if self._open else "\n"
+            print("\n" * begun + f"\r{line}\x1b[K", end=end, file=sys.stderr, flush=True)
         else:
             say("  ".join([f"{place}{name}", *told]))
 

@@ -55,6 +55,22 @@ def test_the_terminal_asked_for_its_width_is_the_one_that_progress_is_written_to
     assert 50 < len(line) < 60 and line.endswith("registers-tiny  step 3/16  loss 12.3456  12 s left")
 
 
+def test_what_is_said_between_trainings_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with training(NAMES) as tell:
+        for name in NAMES:
+            tell(name, 10, 10, 1.0, {}, None)
+            print("note", file=screen)
+    assert [line.strip("\x1b[K\r")[:4] for line in screen.getvalue().split("\n")] == [
+        "1/2 ",
+        "note",
+        "2/2 ",
+        "note",
+        "",
+    ]
+
+
 def test_a_name_is_shortened_before_anything_is_left_out() -> None:
     told = ["step 3/16", "loss 1.0000", "12 s left"]
     assert fitted("1/2 ", "seed-0/baseline-tiny", told, 80) == (
