@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sinklab.terminal import PLAIN_EVERY, say
 
 DRAWN_EVERY = 0.2
 """Seconds between two lines on a terminal."""
 SHORTEST_NAME = 12
+
+
+def _stop(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 class _Training:
@@ -22,10 +29,17 @@ class _Training:
         self._open = False
         """Whether the terminal's line is to be written over."""
 
+        self._before: Any = None
+        """What SIGTERM did before."""
+
     def __enter__(self) -> _Training:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, _stop)
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
         if self._open:
             print(file=sys.stderr)
 
@@ -52,7 +66,8 @@ class _Training:
 
 
 def training(names: Sequence[str], score: str = "sink", unit: str = "") -> _Training:
-    """A with-block that gives a callable (name, step, steps, loss, scores, seconds left) for these trainings.
+    """A with-block that gives a callable (name, step, steps, loss, scores, seconds left) for these trainings, and in
+    which SIGTERM is a KeyboardInterrupt, before the first step and after the last, too.
 
     `score` says what the scores are, `unit` what loss and scores are counted in, if they are in one.
     """

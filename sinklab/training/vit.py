@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,8 @@ def _train_member(
         (member.folder).mkdir(parents=True, exist_ok=True)
     began, done = time.monotonic(), steps_done(member.folder / CHECKPOINT) if resume else 0
     told = None if progress is None or run is None else lambda state: progress(member.name, state)
-    last = train(recipe, member.folder, resume=resume, progress=told)
+    with closing(feed):
+        last = train(recipe, member.folder, resume=resume, progress=told)
     seconds = time.monotonic() - began
     found = evaluated(member, model)
     described = {**member.about(), "step": recipe.steps, "validation": found}

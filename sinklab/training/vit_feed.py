@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sinklab.data.decode import UnreadableImage
 from sinklab.data.images import start_method
+from sinklab.data.shelter import answer_late, sheltered
 from sinklab.data.transform import ImageTransform
 from sinklab.errors import InputError
 from sinklab.models.describe import IMAGENET
@@ -211,9 +212,18 @@ class Feed:
 
     def _from_workers(self, number: int) -> Shown:
         if self._stream is None or number != self._next:
-            self._stream, self._next = iter(self._loader(number)), number
+            self.close()
+            with sheltered():
+                self._stream, self._next = iter(self._loader(number)), number
         self._next += 1
         return next(self._stream)
+
+    def close(self) -> None:
+        """End the workers, if there are any; another number starts them again."""
+        end = getattr(self._stream, "_shutdown_workers", None)
+        self._stream = None
+        if end is not None:  # an error may hold on to the stream for longer, and with it to its processes
+            end()
 
     def _loader(self, first: int) -> Any:
         from torch.utils.data import DataLoader
@@ -235,11 +245,9 @@ def _as_it_is(shown: Any) -> Any:
 
 
 def _one_thread(worker: int) -> None:
-    """Of each worker; and Ctrl-C is answered by the parent alone."""
-    import signal
-
+    """Of each worker; and signals are answered by the parent."""
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answer_late()
 
 
 def fixed_view(size: int) -> ImageTransform:
