@@ -14,6 +14,7 @@ from sinklab.cli_train_lm import train_lm_command
 from sinklab.cli_train_vit import train_vit_command
 from sinklab.errors import InputError
 from sinklab.settings import seed_numbers
+from sinklab.terminal_training import training
 
 TASKS = {
     "nop": "One attention head learns to do nothing (NOP) on half of the tokens.",
@@ -25,7 +26,8 @@ TASKS = {
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Train a model, and measure what its sinks do: the controlled tasks, or a language model.",
+    help="Train a model, and measure what its sinks do: the controlled tasks, a language model, or vision transformers "
+    "(vit).",
 )
 
 
@@ -73,7 +75,7 @@ def train_task(
         from sinklab.device import pick_device
         from sinklab.training.toy import train_toy
 
-        with terminal.training([member.name for member in planned]) as tell:
+        with training([member.name for member in planned]) as tell:
 
             def progress(member: Any, state: Any) -> None:
                 tell(member.name, state.step, state.steps, state.loss, state.score, state.seconds_left)

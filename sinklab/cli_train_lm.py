@@ -14,6 +14,7 @@ import typer
 from sinklab import terminal
 from sinklab.errors import InputError
 from sinklab.settings import safe_name, seed_numbers
+from sinklab.terminal_training import training
 
 
 class LMSweepName(StrEnum):
@@ -98,7 +99,7 @@ def train_lm_command(
         read = open_text(text, vocabulary=vocabulary.value, shares=shares)
         for remark in read.notes:
             terminal.note(remark)
-        with terminal.training([member.name for member in planned], "validation", "bits a byte") as tell:
+        with training([member.name for member in planned], "validation", "bits a byte") as tell:
 
             def progress(member: Any, state: Any) -> None:
                 tell(member.name, state.step, state.steps, state.loss / math.log(2), state.score, state.seconds_left)

@@ -13,6 +13,7 @@ import typer
 from sinklab import terminal
 from sinklab.errors import InputError
 from sinklab.settings import seed_numbers
+from sinklab.terminal_training import training
 
 if TYPE_CHECKING:
     from sinklab.training.loop import Progress
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 def train_vit_command(
     config: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="VARIANT-SIZE such as baseline-L or global-penalty-tiny; repeatable."),
+        typer.Option(
+            metavar="NAME",
+            help="VARIANT-SIZE such as baseline-L or global-penalty-tiny; several with commas, or repeated.",
+        ),
     ] = None,
     images: Annotated[
         list[str] | None,
@@ -61,7 +65,7 @@ def train_vit_command(
 
     Start it with torchrun to use several GPUs: torchrun --nproc-per-node 4 -m sinklab train vit …
     """
-    names = config or ["baseline-tiny"]
+    names = [name.strip() for told in config or ["baseline-tiny"] for name in told.split(",")]
     output = output or Path("runs") / (names[0] if len(names) == 1 else "vit")
     with terminal.errors_as_sentences(
         lambda: f"What was trained is kept in {output}: the same command with --resume goes on.",
@@ -73,7 +77,11 @@ def train_vit_command(
 
         chosen = [make_config(name, changes or ()) for name in names]
         numbers = seed_numbers(seeds)
+        if steps is None and device == "meta":
+            raise InputError("--device meta computes nothing, so nothing can be trained there: give --steps 2 too.")
         if steps is not None:
+            if os.environ.get("RANK", "0") != "0":  # a dry run is of one process
+                return
             from sinklab.training.vit_dry_run import dry_run
 
             for one in chosen:
@@ -97,7 +105,7 @@ def train_vit_command(
         elif validation:
             raise InputError("--validation belongs to --data: the built-in images bring their own.")
         members = [f"seed-{seed}/{one.name}" for seed in numbers for one in chosen]
-        with terminal.training(members) as tell:
+        with training(members) as tell:
 
             def progress(name: str, state: Progress) -> None:
                 tell(name, state.step, state.steps, state.loss, {}, state.seconds_left)

@@ -25,6 +25,7 @@ LARGEST_NUMBER = 1e9
 COUNTS = ("steps", "_every", "epochs", "sample", "windows", "procedural", "_images", "_batches")
 """Ends of the names of what is counted one after the other and no tensor's side."""
 DEEPEST_MODEL = 1000
+PICTURES = ("training images", "validation images")
 OF = {"model": "the model's", "images": "the inputs'"}
 """Groups of settings, and how a person says whose they are."""
 
@@ -38,11 +39,43 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
     """What changed between two nested settings, e.g. "--dtype float32 → bfloat16"; empty iff the fingerprints agree.
 
     Keys below "options" are written as the command line's options, those below "model" and "images" as what they are
-    of, others as a path with dots; of a hash its first digits are shown.
+    of, others as a path with dots; of a hash its first digits are shown. Of a group of groups ("configs") whose names
+    differ these are told, and nothing of what is in one of both only; pairs of hashes below "images" are of pictures to
+    train and to validate on.
     """
+    told, gone = _exchanged(plain(before), plain(after))
     old, new = _flat(plain(before)), _flat(plain(after))
-    changed = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
-    return [f"{_option(key)} {_shown(old.get(key))} → {_shown(new.get(key))}" for key in changed]
+    for key in dict.fromkeys([*old, *new]):
+        one, other = old.get(key), new.get(key)
+        if one == other or not gone.isdisjoint(key[1:2]):
+            continue
+        pairs = list(zip(_hashes(key, one), _hashes(key, other), PICTURES, strict=False))
+        if pairs:
+            told += [f"other {noun} ({a[:8]}… → {b[:8]}…)" for a, b, noun in pairs if a != b]
+        else:
+            told.append(f"{_option(key)} {_shown(one)} → {_shown(other)}")
+    return list(dict.fromkeys(told))
+
+
+def _exchanged(before: dict[str, Any], after: dict[str, Any]) -> tuple[list[str], set[str]]:
+    """Of every group of groups in both settings whose names differ, the names; and all that are in one of both only."""
+    told, gone = list[str](), set[str]()
+    for key, old in before.items():
+        new = after.get(key)
+        if isinstance(new, dict) and _are_groups(old) and _are_groups(new) and old.keys() != new.keys():
+            told.append(f"{key} {', '.join(old)} → {', '.join(new)}")
+            gone |= old.keys() ^ new.keys()
+    return told, gone
+
+
+def _are_groups(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value) and all(isinstance(each, dict) for each in value.values())
+
+
+def _hashes(key: tuple[str, ...], value: str | None) -> list[str]:
+    """The pair of hashes that a leaf below "images" is; [] for any other leaf."""
+    found = re.fullmatch(r'\["([0-9a-f]{32,})", "([0-9a-f]{32,})"\]', value or "")
+    return [*found.groups()] if found and key[0] == "images" else []
 
 
 def _flat(settings: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], str]:
@@ -61,8 +94,7 @@ def _shown(value: str | None) -> str:
     """A leaf as a person would write it."""
     if value is None or value == "null":
         return "(not set)"
-    value = value.strip('"')
-    return f"{value[:8]}…" if re.fullmatch("[0-9a-f]{32,}", value) else value
+    return re.sub(r"\b([0-9a-f]{8})[0-9a-f]{24,}\b", r"\1…", value.strip('"'))
 
 
 def _option(key: tuple[str, ...]) -> str:

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -139,49 +139,6 @@ def progress(nouns: str = "images") -> Any:
     """A with-block that gives a callable (done, total); `nouns` is what is counted."""
     drawn = sys.stderr.isatty() and os.environ.get("RANK", "0") == "0"
     return _Bar(nouns) if drawn else _Lines(nouns)
-
-
-class _Training:
-    """Progress of trainings: on a terminal one line that is written over, in a pipe a line now and then."""
-
-    def __init__(self, names: Sequence[str], score: str, unit: str) -> None:
-        self._names, self._last, self._name, self._score = list(names), -PLAIN_EVERY, "", score
-        self._unit = f" {unit}" if unit else ""
-        self._over = sys.stderr.isatty()
-
-    def __enter__(self) -> _Training:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._over and self._name:
-            print(file=sys.stderr)
-
-    def __call__(
-        self, name: str, step: int, steps: int, loss: float, score: Mapping[str, float], left: float | None
-    ) -> None:
-        now = time.monotonic()
-        if step < steps and name == self._name and now - self._last < (0.2 if self._over else PLAIN_EVERY):
-            return
-        self._last, begun = now, name != self._name and bool(self._name)
-        self._name = name
-        scores = " ".join(f"{value:.2f}" for value in score.values())
-        place = f"{self._names.index(name) + 1}/{len(self._names)} " if len(self._names) > 1 else ""
-        line = f"{place}{name}  step {step}/{steps}  loss {loss:.4f}{self._unit}"
-        line += f"  {self._score} {scores}{self._unit}" if scores else ""
-        if left is not None and step < steps:
-            line += f"  {left:.0f} s left"
-        if self._over:
-            print("\n" * begun + f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
-        else:
-            say(line)
-
-
-def training(names: Sequence[str], score: str = "sink", unit: str = "") -> _Training:
-    """A with-block that gives a callable (name, step, steps, loss, scores, seconds left) for these trainings.
-
-    `score` says what the scores are, `unit` what loss and scores are counted in, if they are in one.
-    """
-    return _Training(names, score, unit)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, titled: bool = False) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from command_line import environment, in_process, write_pictures
 
+from sinklab.models.attention import KERNELS
 from sinklab.models.vit_file import read_vit
 from sinklab.training.loop import read_metrics
 from sinklab.training.vit_config import VARIANTS
@@ -40,6 +42,22 @@ def test_every_named_variant_trains_and_leaves_a_model_and_its_sink_counts(tmp_p
         assert {"relaxed_nop", "strict_broadcast", "max_inflow_1", "common_mode_1"} <= last.keys()
 
 
+def test_kernels_without_a_softmax_call_train_without_sink_counts_and_say_so_once(tmp_path: Path) -> None:
+    kernels = [kernel for kernel in KERNELS if kernel != "softmax"]
+    assert kernels
+    for kernel in kernels:
+        words = ["--set", f"kernel={kernel}", "--seeds", "0-1", "-o", tmp_path / kernel]
+        ended = in_process("train", *SMALL, *words)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr.count("no sinks are counted") == 1 and f"its kernel, {kernel}," in ended.stderr
+        last = read_metrics(tmp_path / kernel / "training/seed-1/baseline-tiny/metrics.jsonl")[-1]
+        assert "common_mode_1" in last and not {"relaxed_nop", "max_inflow_1"} & last.keys()
+        ended = in_process("train", *SMALL, *words, "--resume")
+        assert ended.returncode == 0, ended.stderr
+        notes = json.loads((tmp_path / kernel / "run.json").read_text())["notes"]
+        assert sum("no sinks are counted" in note for note in notes) == 1
+
+
 def test_photographs_with_a_folder_a_class_are_trained_on_and_unreadable_ones_counted(tmp_path: Path) -> None:
     for name in ("cats", "dogs"):
         write_pictures(tmp_path / "photos" / name, 4)
@@ -61,6 +79,27 @@ def test_a_dry_run_writes_nothing_and_tells_what_it_saw(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_dry_run_without_the_gpu_that_it_asks_for_is_refused(tmp_path: Path) -> None:
+    ended = in_process("train", *SMALL, "--steps", "2", "--device", "cuda")
+    assert ended.returncode == 2 and "torch sees no CUDA device here" in ended.stderr
+
+
+def test_a_dry_run_under_torchrun_is_told_by_the_first_rank_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {}
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        ended = in_process("train", *SMALL, "--steps", "1", "--config", "baseline-tiny, registers-tiny")
+        assert ended.returncode == 0, ended.stderr
+        told[rank] = [json.loads(line)["name"] for line in ended.stdout.splitlines()]
+    assert told == {"0": ["baseline-tiny", "registers-tiny"], "1": []}
+
+
+def test_help_names_all_that_can_be_trained() -> None:
+    ended = in_process("train", "--help")
+    assert "the controlled tasks, a language model, or vision transformers" in " ".join(ended.stdout.split())
+
+
 def test_the_whole_vit_l_with_its_penalty_takes_steps_on_meta() -> None:
     ended = in_process("train", "vit", "--config", "global-penalty-L", "--steps", "2", "--device", "meta")
     assert ended.returncode == 0, ended.stderr
@@ -73,6 +112,10 @@ def test_the_whole_vit_l_with_its_penalty_takes_steps_on_meta() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (["--device", "meta"], "--device meta computes nothing, so nothing can be trained there: give --steps 2 too"),
+        (["--steps", "2", "--device", "foo"], "--device is auto, cpu, cuda, cuda:N or mps, not 'foo'"),
+        (["--steps", "2", "--device", "cpu:x"], "--device is auto, cpu, cuda, cuda:N or mps, not 'cpu:x'"),
+        (["--config", "baseline-tiny,baseline-XL"], "There is no vision transformer 'baseline-XL'"),
         (["--config", "baseline-XL"], "There is no vision transformer 'baseline-XL'"),
         (["--set", "stepz=3"], "nothing called 'stepz' to set"),
         (["--set", "batch=64"], "There are 8 training images, fewer than one batch of 64"),
@@ -80,6 +123,7 @@ def test_the_whole_vit_l_with_its_penalty_takes_steps_on_meta() -> None:
         (["--validation", "nowhere"], "--validation belongs to --data"),
         (["--seeds", "a"], "--seeds is like 0-4 or 0,2,5, not 'a'."),
         (["--resume", "--overwrite"], "give one of them"),
+        (["--fsdp"], "--fsdp shares the weights out over several processes, and this is one"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_sentence_and_no_folder(

@@ -42,7 +42,10 @@ FLOORS = {
     "handle": 1.5,
     "inputs": 1.6,
     **dict.fromkeys(("models", "data", "hooks"), 1.0),
-    **dict.fromkeys(("run", "config", "device", "parts", "sealed", "atomic", "settings", "errors", "terminal"), 0.0),
+    **dict.fromkeys(
+        ("run", "config", "device", "parts", "sealed", "atomic", "settings", "errors", "terminal", "terminal_training"),
+        0.0,
+    ),
 }
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 

@@ -71,6 +71,32 @@ def test_differences_are_written_as_the_user_typed_them() -> None:
     ]
 
 
+def vit(configs: dict[str, Any], training: str = "a", validation: str = "b") -> dict[str, Any]:
+    images = {name: [training * 64, validation * 64] for name in configs}
+    return {"kind": "vit", "configs": configs, "seeds": [0], "images": images}
+
+
+def test_other_configs_are_told_by_their_names_and_not_field_by_field() -> None:
+    tiny, wide = {"dim": 64, "depth": 6, "batch": 8}, {"dim": 384, "depth": 12, "batch": 8}
+    before = vit({"baseline-tiny": tiny})
+    assert differences(before, vit({"baseline-S": wide})) == ["configs baseline-tiny → baseline-S"]
+    assert differences(before, vit({"baseline-tiny": {**tiny, "dim": 32}, "registers-tiny": tiny})) == [
+        "configs baseline-tiny → baseline-tiny, registers-tiny",
+        "configs.baseline-tiny.dim 64 → 32",
+    ]
+
+
+def test_other_images_are_told_in_words_and_their_hashes_shortened() -> None:
+    both: dict[str, Any] = {"baseline-tiny": {"dim": 64}, "registers-tiny": {"dim": 64}}
+    assert differences(vit(both), vit(both, training="c")) == ["other training images (aaaaaaaa… → cccccccc…)"]
+    assert differences(vit(both), vit(both, validation="c")) == ["other validation images (bbbbbbbb… → cccccccc…)"]
+    kept = {"images": {"hashes": ["a" * 64], "odd": "a" * 64}}
+    assert differences(kept, {"images": {}}) == [
+        'the inputs\' hashes ["aaaaaaaa…"] → (not set)',
+        "the inputs' odd aaaaaaaa… → (not set)",
+    ]
+
+
 class Word(StrEnum):
     RELAXED = "relaxed"
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sinklab.data.decode import UnreadableImage, decoded
+from sinklab.data.folders import is_run, scan
 from sinklab.errors import InputError, NotFoundError
 
 if TYPE_CHECKING:
@@ -29,12 +31,49 @@ GROUPS_KEPT = 8
 
 
 def table_files(source: str | Path) -> list[Path]:
-    """The tables that a file stands for, or those with pictures in a folder, sorted by name; none if there are none."""
+    """The tables that a file stands for, or those with pictures in a folder, sorted by name; none if there are none.
+
+    Sinklab's own runs and what is hidden are left out, as among pictures that are files. A table that is damaged, or
+    whose column `image` holds no pictures, is one of a folder's only beside tables with pictures, or where there are no
+    pictures otherwise: then whoever reads it says what is wrong. In a folder of photographs it is none of ours.
+    """
     path = Path(source).expanduser()
     if not path.is_dir():
         return [path] if path.suffix in ENDINGS else []
-    found = sorted(found for ending in ENDINGS for found in path.glob(f"**/*{ending}"))
-    return [table for table in found if set(IMAGE_COLUMNS) & set(_schema(str(table)).names)]
+    found, suspect = list[Path](), list[Path]()
+    for table in _below(path):
+        try:
+            schema = _schema(str(table))
+        except (InputError, NotFoundError):
+            suspect.append(table)
+            continue
+        named = [schema.field(name).type for name in IMAGE_COLUMNS if name in schema.names]
+        if named:
+            (found if any(map(_holds_pictures, named)) else suspect).append(table)
+    return sorted([*found, *suspect]) if found or (suspect and not scan(path, "")[0]) else []
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Every file with a table's ending in a folder at any depth, but for runs and what is hidden."""
+    for where, folders, names in os.walk(folder):
+        run = is_run(where)
+        folders[:] = [name for name in folders if not run and not name.startswith(".")]
+        if not run:
+            yield from (Path(where, name) for name in names if name.endswith(ENDINGS) and not name.startswith("."))
+
+
+def _holds_pictures(kind: Any) -> bool:
+    """Whether a column of this Arrow type may hold pictures: bytes, or a struct with bytes."""
+    import pyarrow.types as types
+
+    kind = getattr(kind, "storage_type", kind)
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if types.is_struct(kind):
+        place = kind.get_field_index("bytes")
+        return place >= 0 and _holds_pictures(kind.field(place).type)
+    known = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+    return any(is_kind(kind) for is_kind in known)
 
 
 class ImageTable:
@@ -76,9 +115,9 @@ class ImageTable:
 
     @property
     def sha256(self) -> str:
-        """Of the files' names and sizes, and the labels."""
+        """Of the files' names and sizes, the labels and their classes."""
         sizes = [(Path(path).name, Path(path).stat().st_size) for path in self.files]
-        return hashlib.sha256(f"{sizes} {self._numbers}".encode()).hexdigest()
+        return hashlib.sha256(f"{sizes} {self._numbers} {self.classes}".encode()).hexdigest()
 
     def label(self, index: int) -> int:
         """−1 for none."""
@@ -178,9 +217,15 @@ def _schema(path: str) -> Any:
 def _columns(path: str) -> tuple[str, str | None, list[str]]:
     """The columns of pictures and labels, and the classes' names where the table tells them."""
     schema = _schema(path)
-    image = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
-    if image is None:
+    named = [name for name in IMAGE_COLUMNS if name in schema.names]
+    if not named:
         raise InputError(f"{path} holds no images: it has no column {' or '.join(IMAGE_COLUMNS)}, but {schema.names}.")
+    image = next((name for name in named if _holds_pictures(schema.field(name).type)), None)
+    if image is None:
+        raise InputError(
+            f"{path} holds no images: its column {named[0]} is of type {schema.field(named[0]).type}; a picture is its "
+            "file's bytes, plain or as the struct {bytes, path}."
+        )
     label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
     try:
         told = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][label]["names"]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from sinklab.data.decode import UnreadableImage, content_digest, content_of, open_image
 from sinklab.data.image_list import ImageList, ImageRef
 from sinklab.data.input_list import InputList, InputRef, View
+from sinklab.data.shelter import answer_at_once
 from sinklab.data.sources import DEMO_PHOTOGRAPHS, demo_photographs, find_images
 from sinklab.data.transform import ImageTransform
 from sinklab.errors import InputError
@@ -227,6 +228,4 @@ def _as_it_is(result: Batch | UnreadableImage) -> Batch | UnreadableImage:
 
 def _leave_interrupts_to_the_parent(worker: int) -> None:
     """Ctrl-C reaches every process of the terminal; only the parent answers it."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answer_at_once()

@@ -10,6 +10,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,8 +46,8 @@ class Photographs:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the list of pictures."""
-        return self.images.sha256
+        """Of the list of pictures, and what each is of."""
+        return hashlib.sha256(json.dumps([self.images.sha256, self.labels, self.classes]).encode()).hexdigest()
 
     def label(self, index: int) -> int:
         """−1 for none."""

@@ -7,7 +7,7 @@ kwargs are fields of `ViTShape` that the weights do not tell.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from sinklab.errors import InputError
@@ -98,18 +98,19 @@ def load_authors(path: Path, request: Request, changes: dict[str, Any]) -> Loade
     from sinklab.models.checkpoint import read
     from sinklab.models.describe import provenance
     from sinklab.models.vit import ViT
-    from sinklab.models.vit_file import from_authors, load_into, shape_of
+    from sinklab.models.vit_file import HeadsNotTold, from_authors, load_into, shape_of
 
+    _require_fields(changes, path.with_suffix(".json"))
     held = read(path, allow_pickle=request.allow_pickle)
     weights, report = from_authors(held.state)
     try:
         shape = shape_of(weights, heads=changes.get("heads"))
         module = ViT(replace(shape, **changes)).to(held.dtype)
-    except TypeError as error:
-        raise InputError(f"{path.with_suffix('.json')}: kwargs are fields of ViTShape; {error}.") from error
-    except InputError as error:
+    except HeadsNotTold as error:
         hint = f'A sidecar {path.stem}.json says it: {{"model": "{SIDECAR}", "kwargs": {{"heads": 16}}}}.'
         raise InputError(f"{path.name}: {error} {hint}") from error
+    except InputError as error:
+        raise InputError(f"{path.name}: {error}") from error
     load_into(module, weights, path.name)
     for parameter in module.eval().parameters():
         parameter.requires_grad_(False)
@@ -136,6 +137,24 @@ def load_authors(path: Path, request: Request, changes: dict[str, Any]) -> Loade
         forward=_final_tokens,
         usual_size=module.shape.image,
     )
+
+
+def _require_fields(changes: dict[str, Any], sidecar: Path) -> None:
+    """Raises InputError unless a sidecar's kwargs are fields of `ViTShape`, with values of their kind."""
+    from sinklab.models.vit import ViTShape
+
+    usual = asdict(ViTShape())
+    unknown = [name for name in changes if name not in usual]
+    if unknown:
+        raise InputError(
+            f"{sidecar} has the kwargs {', '.join(unknown)}, which no vision transformer has; what fits is "
+            f"{', '.join(usual)}."
+        )
+    for name, value in changes.items():
+        kind = type(usual[name])
+        may_be = (float, int, type(None)) if name.endswith("_scale") else (float, int) if kind is float else (kind,)
+        if type(value) not in may_be:
+            raise InputError(f"{sidecar}: {name} is {value!r}, which is not of the type {may_be[0].__name__}.")
 
 
 def _shown(saved: dict[str, Any]) -> dict[str, Any]:

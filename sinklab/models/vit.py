@@ -92,7 +92,7 @@ class LayerScale(nn.Module):
     def __init__(self, dim: int, start: float) -> None:
         super().__init__()
         self.start = start
-        self.gamma = nn.Parameter(torch.full((dim,), start))
+        self.gamma = nn.Parameter(torch.full((dim,), float(start)))
 
     def forward(self, update: Tensor) -> Tensor:
         return update * self.gamma

@@ -48,6 +48,10 @@ HEAD_DIM = {384: 64, 768: 64, 1024: 64, 1536: 96}
 """Of the paper's widths; a checkpoint does not say how many heads share its weights."""
 
 
+class HeadsNotTold(InputError):
+    """The weights leave open how many heads there are."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class KeyReport:
     """What became of every name in a checkpoint."""
@@ -118,40 +122,63 @@ def shape_of(weights: Mapping[str, Tensor], *, heads: int | None = None) -> ViTS
         registers = weights["register_tokens"].shape[1] if "register_tokens" in weights else 0
         side = round((weights["pos_embed"].shape[1] - 1 - registers) ** 0.5)
         hidden = weights["blocks.0.mlp.fc1.weight"].shape[0]
-    except (KeyError, ValueError) as error:
-        raise InputError(
-            f"The weights are not of a vision transformer of this kind: {error} is not among them."
-        ) from error
+    except KeyError as error:
+        raise InputError(f"The weights are not of a vision transformer of this kind: {error} is missing.") from error
+    except (ValueError, IndexError) as error:
+        raise InputError(f"The weights are not of a vision transformer of this kind: {error}.") from error
     if side**2 != weights["pos_embed"].shape[1] - 1 - registers:
         raise InputError(f"The position table of {weights['pos_embed'].shape[1]} tokens is not of a square image.")
+    pathway, state_dim = _pathway(weights)
     gate_rows = weights["blocks.0.attn.gate.weight"].shape[0] if "blocks.0.attn.gate.weight" in weights else 0
-    if gate_rows not in (0, dim):
-        heads = heads or gate_rows
+    if heads is None and gate_rows not in (0, dim):
+        heads = gate_rows
     if heads is None and dim not in HEAD_DIM:
-        raise InputError(f"How many heads a width of {dim} is shared by cannot be told from the weights: give heads.")
-    recipient = weights.get("blocks.0.pathway.recipient.weight")
-    pooled = "blocks.0.pathway.pool.weight" in weights
-    pathway = "none" if not pooled else "uniform" if recipient is None else {1: "learned", 3: "hier"}[len(recipient)]
+        raise HeadsNotTold(f"How many heads a width of {dim} is shared by cannot be told from the weights: give heads.")
     depth = 1 + max(int(found[1]) for name in weights if (found := re.match(r"blocks\.(\d+)\.", name)))
     return ViTShape(
         image=side * patch,
         patch=patch,
         dim=dim,
         depth=depth,
-        heads=heads or dim // HEAD_DIM[dim],
+        heads=dim // HEAD_DIM[dim] if heads is None else heads,
         mlp_ratio=hidden / dim,
         registers=registers,
         gate="none" if not gate_rows else "elementwise" if gate_rows == dim else "headwise",
         pathway=pathway,
-        state_dim=len(weights["blocks.0.pathway.value.weight"]) if pooled else 64,
+        state_dim=state_dim,
         layer_scale=1e-4 if "blocks.0.ls1.gamma" in weights else None,
         pathway_scale=1.0 if "blocks.0.ls3.gamma" in weights else None,
         qkv_bias="blocks.0.attn.qkv.bias" in weights,
     )
 
 
-def load_into(model: ViT, weights: Mapping[str, Tensor], name: str = "The weights") -> None:
-    """Fill the model whole. Raises InputError with every name that is missing, unknown, or of another shape."""
+def _pathway(weights: Mapping[str, Tensor]) -> tuple[str, int]:
+    """The kind of the first block's global pathway and the size of its state. Raises InputError for half of one."""
+    first = "blocks.0.pathway."
+    own = {name.removeprefix(first): value for name, value in weights.items() if name.startswith(first)}
+    if not own:
+        return "none", 64
+    missing = [name for name in ("pool.weight", "value.weight", "out.weight") if name not in own]
+    if missing:
+        raise InputError(
+            f"The weights have a global pathway ({first}{next(iter(own))}), but not all of it: missing: "
+            f"{', '.join(first + name for name in missing)}."
+        )
+    recipient = own.get("recipient.weight")
+    kind = "uniform" if recipient is None else {1: "learned", 3: "hier"}.get(recipient.shape[0])
+    if kind is None:
+        raise InputError(
+            f"{first}recipient.weight has {len(own['recipient.weight'])} rows; a pathway's gate has 1 (learned) or 3 "
+            "(hier)."
+        )
+    return kind, own["value.weight"].shape[0]
+
+
+def load_into(model: ViT, weights: Mapping[str, Tensor], source: str = "") -> None:
+    """Fill the model whole; `source` is the file that the weights are of.
+
+    Raises InputError with every name that is missing, unknown, or of another shape.
+    """
     own = model.state_dict()
     missing, unknown = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
     wrong = [
@@ -165,7 +192,8 @@ def load_into(model: ViT, weights: Mapping[str, Tensor], name: str = "The weight
         if names
     ]
     if told:
-        raise InputError(f"{name} do not fit the model whole. {'; '.join(told)}.")
+        whose = f"The weights of {source}" if source else "The weights"
+        raise InputError(f"{whose} do not fit the model whole. {'; '.join(told)}.")
     model.load_state_dict(weights)
 
 

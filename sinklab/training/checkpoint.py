@@ -43,6 +43,7 @@ def save_checkpoint(path: Path, recipe: Recipe, step: int) -> None:
         "fingerprint": recipe.fingerprint,
         "groups": state["param_groups"],
         "numbers": numbers,
+        **({} if recipe.memory is None else {"memory": recipe.memory.remembered()}),
     }
     # every tensor a copy of its own: safetensors refuses tensors that share memory, as tied weights do
     gathered = {name: whole(value).cpu().clone().contiguous() for name, value in tensors.items()}
@@ -95,6 +96,8 @@ def load_checkpoint(path: Path, recipe: Recipe) -> int:
     recipe.optimizer.load_state_dict(held)
     for name, generator in recipe.generators.items():
         generator.set_state(parts["generator"][name])
+    if recipe.memory is not None and "memory" in about:
+        recipe.memory.remind(about["memory"])
     return int(about["step"])
 
 

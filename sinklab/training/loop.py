@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,16 @@ from sinklab.training.finished import reach, read_metrics
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = "metrics.jsonl"
 __all__ = ["CHECKPOINT", "METRICS", "Diverged", "Progress", "Recipe", "Stopped", "read_metrics", "train"]
+
+
+class Memory(Protocol):
+    """Something that remembers what has happened so far, in JSON's own types."""
+
+    def remembered(self) -> Any:
+        """What a checkpoint keeps of it; all ranks call this together."""
+
+    def remind(self, remembered: Any) -> None:
+        """Put it back, on every rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +75,8 @@ class Recipe:
     """Batches in a step, over which gradients and numbers are averaged."""
     after: Callable[[int], None] | None = None
     """Steps done → whatever has to happen then (validation, weights to keep), before any checkpoint."""
+    memory: Memory | None = None
+    """What else goes on with a training that is resumed."""
     ranks: Ranks = field(default_factory=Ranks)
     """The processes that train together, each on its share of a batch: gradients and scalars are averaged over them,
     the first alone writes. Every recipe's `total` is weighted so that the plain average is the whole batch's."""

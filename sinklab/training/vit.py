@@ -8,7 +8,9 @@ best.safetensors and epoch-EEEE.safetensors alike, and evaluation.json; tables/t
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from sinklab.training.loop import CHECKPOINT, METRICS, Progress, read_metrics, t
 from sinklab.training.vit_config import ViTConfig
 from sinklab.training.vit_evaluate import Score
 from sinklab.training.vit_feed import Pictures, readable
+from sinklab.training.vit_kept import lost
 from sinklab.training.vit_member import Member, build_feed, build_model, build_recipe, evaluated
 
 FOLDER = "training"
@@ -60,11 +63,16 @@ def train_vit(
 
     Without `images` the built-in set is used, for training and validation; without `validation` the training images
     are scored. `resume` skips what is finished and goes on within what is not. `score` is called every `score_every`
-    steps with the network and a fixed batch. Raises InputError for what cannot be, WriteError where the folder cannot
-    be written, and Stopped after SIGTERM or Ctrl-C.
+    steps with the network and a fixed batch, but not for kernels that make no softmax call, which a note says. Raises
+    InputError for what cannot be, WriteError where the folder cannot be written, and Stopped after SIGTERM or Ctrl-C.
     """
     _require_different(configs, seeds)
     with together(device) as (ranks, own_device):
+        if shard and ranks.world == 1:
+            raise InputError(
+                "--fsdp shares the weights out over several processes, and this is one: start it with torchrun "
+                "--nproc-per-node 2 -m sinklab train vit …, or leave --fsdp out."
+            )
         members = []
         for seed in seeds:
             for config in configs:
@@ -81,7 +89,7 @@ def train_vit(
                         workers=workers,
                         compile=compile,
                         shard=shard,
-                        score=score,
+                        score=score if _is_seen(config) else None,
                     )
                 )
         for member in members:  # what cannot be is said before anything is written, or overwritten
@@ -98,7 +106,10 @@ def train_vit(
         run = first(ranks, lambda: Run.create(path, settings=settings, overwrite=overwrite, resume=resume))
         try:
             if run is not None:
-                _begin(run, members, ranks, command)
+                _begin(run, members, ranks, command, [] if score is None else _unseen(configs))
+                for sentence in [lost(member, finished=_is_finished(member)) for member in members if run.resumed]:
+                    if sentence is not None:
+                        warnings.warn(sentence, stacklevel=2)
             for member in members:
                 if not ranks.any(ranks.first and _is_finished(member)):
                     _train_member(run, member, resume, progress)
@@ -129,8 +140,27 @@ def _pictures(config: ViTConfig, images: Pictures | None, validation: Pictures |
     )
 
 
-def _begin(run: Run, members: Sequence[Member], ranks: Ranks, command: Sequence[str]) -> None:
+def _is_seen(config: ViTConfig) -> bool:
+    """Whether whoever counts sinks can look on: only softmax is one call that hooks see."""
+    return config.kernel == "softmax"
+
+
+def _unseen(configs: Sequence[ViTConfig]) -> list[str]:
+    """A sentence for every config whose sinks are not counted."""
+    return [
+        f"As {config.name} is trained, no sinks are counted: its kernel, {config.kernel}, makes no softmax call, which "
+        "is where they are read. Loss, common mode and the probe are recorded as ever."
+        for config in configs
+        if not _is_seen(config)
+    ]
+
+
+def _begin(run: Run, members: Sequence[Member], ranks: Ranks, command: Sequence[str], remarks: Sequence[str]) -> None:
+    """run.json as the training begins; each of the remarks is kept there and said."""
     before, notes = run.config.get("world"), list(run.config.get("notes", []))
+    for remark in remarks:
+        warnings.warn(remark, stacklevel=3)
+    notes += [remark for remark in remarks if remark not in notes]
     if before not in (None, ranks.world):
         notes.append(
             f"Begun by {before} processes and gone on with by {ranks.world}: the batches, views and directions are the "
@@ -156,22 +186,44 @@ def _train_member(
         (member.folder).mkdir(parents=True, exist_ok=True)
     began, done = time.monotonic(), steps_done(member.folder / CHECKPOINT) if resume else 0
     told = None if progress is None or run is None else lambda state: progress(member.name, state)
-    last = train(recipe, member.folder, resume=resume, progress=told)
+    with closing(feed):
+        last = train(recipe, member.folder, resume=resume, progress=told)
     seconds = time.monotonic() - began
     found = evaluated(member, model)
     described = {**member.about(), "step": recipe.steps, "validation": found}
     path, beside = member.folder / "model.safetensors", {"probe": model.probe}
     save_model(path, model.vit, described, writes=run is not None, beside=beside)
+    missed = feed.remembered()
     if run is None:
         return
     shown = (recipe.steps - done) * member.config.batch
     timings = {"train_seconds": seconds, "images_per_second": shown / seconds if shown else None}
+    unreadable = run.config.get("unreadable", {})
+    missed = sorted({*missed, *unreadable.get(member.name, [])})
     run.update(
         timings={**run.config.get("timings", {}), member.name: timings},  # of the last session
         final={**run.config.get("final", {}), member.name: last},
-        unreadable={**run.config.get("unreadable", {}), member.name: sorted(feed.skipped)},
+        unreadable={**unreadable, member.name: missed},
     )
+    _say_unreadable(member, missed, found)
     run.write_json(f"{FOLDER}/{member.name}/evaluation.json", _rows(found))  # last: with it the member is finished
+
+
+def _say_unreadable(member: Member, missed: Sequence[str], found: dict[str, Any]) -> None:
+    """A warning for pictures that the training, or the evaluation at its end, had to do without."""
+    if missed:
+        some = f"{', '.join(missed[:3])}{' …' if len(missed) > 3 else ''}"
+        warnings.warn(
+            f"{member.name}: {len(missed)} of {len(member.images)} training images could not be read, and others stood "
+            f"in for them: {some}. All are named in run.json.",
+            stacklevel=3,
+        )
+    if found["unreadable"]:
+        asked = found["images"] + found["unreadable"]
+        warnings.warn(
+            f"{member.name}: {found['unreadable']} of {asked} validation images could not be read and were left out.",
+            stacklevel=3,
+        )
 
 
 def _is_finished(member: Member) -> bool:

@@ -182,9 +182,15 @@ class ViTConfig:
         if self.precision not in ("bf16", "fp32"):
             raise InputError(f"precision is bf16 or fp32, not {self.precision!r}.")
         if self.batch % self.accumulate:
-            raise InputError(f"A batch of {self.batch} images is not {self.accumulate} equal parts.")
+            raise InputError(
+                f"A batch of {self.batch} images does not divide evenly into {self.accumulate} accumulated parts: give "
+                f"a --set batch=… that is a multiple of {self.accumulate}, or another --set accumulate=…."
+            )
         if self.warmup_epochs >= self.epochs:
-            raise InputError(f"The warm-up of {self.warmup_epochs:g} epochs leaves nothing of {self.epochs}.")
+            raise InputError(
+                f"A warm-up of {_epochs(self.warmup_epochs)} leaves nothing of a training of {_epochs(self.epochs)}: "
+                "shorten it (--set warmup_epochs=0 leaves it out) or give more epochs."
+            )
         if self.checkpointing and self.spectral:
             raise InputError(
                 "σReparam keeps a state that a second computation in backward would move: no checkpointing."
@@ -205,6 +211,10 @@ class ViTConfig:
             return min(1.0, (step + 1) / warm)
         done = (step - warm) / (steps - warm)
         return self.last_rate + (1 - self.last_rate) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def _epochs(number: float) -> str:
+    return f"{number:g} epoch{'' if number == 1 else 's'}"
 
 
 def config_names() -> list[str]:

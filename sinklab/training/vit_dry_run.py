@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from sinklab.device import pick_device
 from sinklab.errors import InputError
 from sinklab.training.lejepa import directions
 from sinklab.training.vit_config import ViTConfig
@@ -27,10 +28,10 @@ def dry_run(config: ViTConfig, *, steps: int = 2, device: str = "cpu", images: i
 
     Returns name, device, steps, images, parameters (of backbone, projector and probe), state_gib, saved_gib (what
     forward keeps for backward, of these images, in this precision), seconds a step, and the terms of the last loss
-    (null on meta). Raises InputError for a loss
-    that is not finite or a parameter without a gradient.
+    (null on meta). Raises InputError for a device that is not there, a loss that is not finite or a parameter without a
+    gradient.
     """
-    where = torch.device(device)
+    where = torch.device(device if device == "meta" else pick_device(device))
     if where.type == "meta":
         config = replace(config, precision="fp32")  # autocast knows no meta device
     with where if where.type == "meta" else nullcontext():

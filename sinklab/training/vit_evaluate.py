@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from sinklab.errors import InputError
 from sinklab.models.vit import ViT, shares
+from sinklab.training.checkpoint import whole
 from sinklab.training.distributed import Ranks
 from sinklab.training.lejepa import LeJEPA
 from sinklab.training.vit_feed import Pictures, measured
@@ -80,7 +81,8 @@ def evaluate(
 @torch.no_grad()
 def layer_scores(model: LeJEPA, pixels: Tensor, score: Score | None = None) -> dict[str, float]:
     """The numbers that are recorded as training goes on: each layer's common-mode share, with and without the output
-    gate where there is one, and whatever `score` adds."""
+    gate where there is one, and whatever `score` adds. All ranks have to call it: of a sharded model `score` is given a
+    gathered copy, for it looks at weights as well as it calls them."""
     was, _ = model.training, model.eval()
     try:
         found: dict[str, float] = {}
@@ -90,6 +92,16 @@ def layer_scores(model: LeJEPA, pixels: Tensor, score: Score | None = None) -> d
                 _, moments = model.vit(pixels, measure=kind)
             name = "common_mode" if kind == "gated" else "common_mode_ungated"
             found |= {f"{name}_{layer}": value for layer, value in enumerate(shares(moments).tolist())}
-        return found | dict(score(model.vit, pixels) if score is not None else {})
+        return found | dict(score(gathered(model.vit), pixels) if score is not None else {})
     finally:
         model.train(was)
+
+
+def gathered(vit: ViT) -> ViT:
+    """The network itself, or, of one that is sharded over ranks, a copy with whole weights in the same mode."""
+    if not any(hasattr(parameter, "full_tensor") for parameter in vit.parameters()):
+        return vit
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        copy = ViT(vit.shape)
+    copy.load_state_dict({name: whole(value) for name, value in vit.state_dict().items()}, assign=True)
+    return copy.train(vit.training)

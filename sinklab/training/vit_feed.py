@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sinklab.data.decode import UnreadableImage
 from sinklab.data.images import start_method
+from sinklab.data.shelter import answer_late, sheltered
 from sinklab.data.transform import ImageTransform
 from sinklab.errors import InputError
 from sinklab.models.describe import IMAGENET
@@ -78,7 +79,11 @@ class Order:
                 "smaller batch (--set batch=…)."
             )
         if self.step % (self.parts * self.world):
-            raise InputError(f"A batch of {self.step} images is not {self.parts} parts for {self.world} ranks.")
+            shares = f"{self.world} ranks × {self.parts} accumulated" if self.parts > 1 else f"{self.world} ranks"
+            raise InputError(
+                f"A batch of {self.step} images does not divide evenly among {shares}: give a --set batch=… that is a "
+                f"multiple of {self.parts * self.world}."
+            )
 
     @property
     def per_epoch(self) -> int:
@@ -172,7 +177,8 @@ class Feed:
         )
         self.device, self.workers, self.batches = torch.device(device), workers, batches
         self.skipped: set[str] = set()
-        """Pictures that could not be read so far, in this session and rank."""
+        """Pictures that this rank could not read so far, and those of all ranks before the checkpoint."""
+        self._ranks = ranks
         self._parts = Parts(images, self.order, shape, make_views=workers > 0 or self.device.type == "cpu")
         self._stream: Iterator[Shown] | None = None
         self._next = -1
@@ -196,11 +202,28 @@ class Feed:
             skipped=shown.skipped,
         )
 
+    def remembered(self) -> list[str]:
+        """The names of the pictures that no rank could read so far, sorted; all ranks call this together."""
+        return sorted({name for names in self._ranks.gathered(sorted(self.skipped)) for name in names})
+
+    def remind(self, remembered: list[str]) -> None:
+        """Go on from a checkpoint that has these."""
+        self.skipped |= set(remembered)
+
     def _from_workers(self, number: int) -> Shown:
         if self._stream is None or number != self._next:
-            self._stream, self._next = iter(self._loader(number)), number
+            self.close()
+            with sheltered():
+                self._stream, self._next = iter(self._loader(number)), number
         self._next += 1
         return next(self._stream)
+
+    def close(self) -> None:
+        """End the workers, if there are any; another number starts them again."""
+        end = getattr(self._stream, "_shutdown_workers", None)
+        self._stream = None
+        if end is not None:  # an error may hold on to the stream for longer, and with it to its processes
+            end()
 
     def _loader(self, first: int) -> Any:
         from torch.utils.data import DataLoader
@@ -222,11 +245,9 @@ def _as_it_is(shown: Any) -> Any:
 
 
 def _one_thread(worker: int) -> None:
-    """Of each worker; and Ctrl-C is answered by the parent alone."""
-    import signal
-
+    """Of each worker; and signals are answered by the parent."""
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answer_late()
 
 
 def fixed_view(size: int) -> ImageTransform:

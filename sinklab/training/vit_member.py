@@ -25,6 +25,7 @@ from sinklab.training.views import view_seed
 from sinklab.training.vit_config import ViTConfig
 from sinklab.training.vit_evaluate import Score, evaluate, layer_scores
 from sinklab.training.vit_feed import Feed, Pictures, Shown, readable, shown_fixed
+from sinklab.training.vit_kept import BEST, VALIDATION, is_best, validation_lines
 
 
 def shape_from_config(config: ViTConfig) -> ViTShape:
@@ -178,6 +179,7 @@ def build_recipe(member: Member) -> tuple[Recipe, LeJEPA, Feed]:
         accumulate=config.accumulate,
         ranks=ranks,
         after=lambda done: _after_step(member, model, done),
+        memory=feed,
     )
     return recipe, model, feed
 
@@ -213,17 +215,16 @@ def _after_step(member: Member, model: LeJEPA, done: int) -> None:
     config, writes = member.config, member.ranks.first
     require_finite(model, member.ranks, done)
     found = evaluated(member, model)
-    path, better = member.folder / "validation.jsonl", False
+    path, better = member.folder / VALIDATION, False
     if writes:
-        kept = _lines(path, before=epoch)
+        kept = validation_lines(path, before=epoch)
         with atomically(path) as stream:
             stream.write("".join(json.dumps(line) + "\n" for line in [*kept, {"epoch": epoch, **found}]).encode())
-        accuracy = found["probe_accuracy"]  # None without classes: then no weights are the best
-        better = accuracy is not None and all(accuracy > line["probe_accuracy"] for line in kept)
+        better = is_best(member, epoch, found["probe_accuracy"], kept)
     better = member.ranks.any(better)  # all ranks have to take part in gathering a sharded model
     told = {**member.about(), "epoch": epoch, "step": done, "validation": found}
     if better:
-        save_model(member.folder / "best.safetensors", model.vit, told, writes=writes, beside={"probe": model.probe})
+        save_model(member.folder / f"{BEST}.safetensors", model.vit, told, writes=writes, beside={"probe": model.probe})
     if config.save_every and epoch % config.save_every == 0:
         save_model(
             member.folder / f"epoch-{epoch:04d}.safetensors",
@@ -244,17 +245,3 @@ def evaluated(member: Member, model: LeJEPA) -> dict[str, Any]:
         device=member.device,
         ranks=member.ranks,
     )
-
-
-def _lines(path: Path, *, before: int) -> list[dict[str, Any]]:
-    """The lines of earlier epochs, up to one that is none."""
-    kept: list[dict[str, Any]] = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            break
-        if not isinstance(line, dict) or type(line.get("epoch")) is not int or "probe_accuracy" not in line:
-            break
-        kept += [line] if line["epoch"] < before else []
-    return kept

@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from sinklab.data.decode import UnreadableImage
-from sinklab.data.image_tables import ImageTable, table_files
+from sinklab.data.image_tables import ImageTable, _mapped, table_files
+from sinklab.data.labelled import labelled_images
 from sinklab.errors import InputError, NotFoundError
 
 
@@ -126,3 +127,77 @@ def test_half_an_arrow_file_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(InputError, match=r"a\.arrow is not a whole Arrow file: .*[^.]\.$"):
         ImageTable([path])
+
+
+def photo_folder(root: Path) -> Path:
+    for name in ("cats", "dogs"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+        (root / name / "1.png").write_bytes(png(len(name)))
+    return root
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_tables_beside_photographs_do_not_take_their_place(tmp_path: Path, ending: str) -> None:
+    """A sinklab run's head table, a damaged file and a table of file names leave photographs what they are."""
+    run = photo_folder(tmp_path) / "runs/mine"
+    write(run / f"heads/part-0.{ending}", pa.table({"image": ["cats/1.png"], "head": [1]}))
+    write(run / f"kept/pictures.{ending}", table(3))  # pictures, but a run's own
+    (run / "run.json").write_text(json.dumps({"schema_version": 1, "sinklab": "0.1.0"}))
+    (tmp_path / f"cats/damaged.{ending}").write_bytes(b"nothing")
+    write(tmp_path / f"index.{ending}", table(0).select(["label"]).add_column(0, "image", pa.array([], pa.string())))
+    write(tmp_path / f".hidden/pictures.{ending}", table(3))
+    assert table_files(tmp_path) == []
+    found = labelled_images([tmp_path])
+    assert len(found) == 2 and found.classes == ("cats", "dogs")
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_a_damaged_table_among_tables_is_named_and_not_left_out(tmp_path: Path, ending: str) -> None:
+    bad = tmp_path / f"b.{ending}"
+    bad.write_bytes(b"nothing")
+    assert table_files(tmp_path) == [bad]  # there is nothing else that it could be
+    whole = write(tmp_path / f"a.{ending}", table(3))
+    assert table_files(tmp_path) == [whole, bad]
+    with pytest.raises(InputError, match=rf"b\.{ending} is not a whole"):
+        labelled_images([tmp_path])
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, 2]),
+        pa.array(["a.png", "b.png"]),
+        pa.array([[1, 2], [3]], pa.list_(pa.uint8())),
+        pa.array([{"path": "a.png"}, {"path": "b.png"}]),
+    ],
+    ids=["integers", "names", "lists", "paths"],
+)
+def test_a_column_that_can_hold_no_pictures_is_refused_before_a_picture_is_asked_for(
+    tmp_path: Path, ending: str, column: Any
+) -> None:
+    path = write(tmp_path / f"a.{ending}", pa.table({"image": column, "label": [0, 1]}))
+    for files in ([path], table_files(tmp_path)):
+        with pytest.raises(InputError, match="holds no images: its column image is of type"):
+            ImageTable(files)
+    whole = write(tmp_path / f"b.{ending}", pa.table({"image": [png(0), png(1)], "label": [0, 1]}))
+    with pytest.raises(InputError, match="its column image is of type"):
+        ImageTable([whole, path])
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int32(), pa.binary())]
+)
+def test_bytes_of_every_kind_are_pictures(tmp_path: Path, kind: Any) -> None:
+    column = pa.array([png(0), png(1)])
+    held = pa.table({"image": column.dictionary_encode() if pa.types.is_dictionary(kind) else column.cast(kind)})
+    found = ImageTable([write(tmp_path / "a.arrow", held)])
+    assert torch.equal(found.picture(1), torch.from_numpy(pixels(1)).permute(2, 0, 1))
+
+
+def test_the_hash_follows_the_names_of_classes(tmp_path: Path) -> None:
+    hashes = set()
+    for names in (["cat", "dog", "owl"], ["cat", "dog", "eel"]):
+        hashes.add(ImageTable([write(tmp_path / "a.arrow", table(3, names=names))]).sha256)
+        _mapped.cache_clear()
+    assert len(hashes) == 2

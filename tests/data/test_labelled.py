@@ -89,3 +89,12 @@ def test_a_name_without_letters_is_not_this_folder(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(folders(tmp_path))
     with pytest.raises(InputError, match="names no images"):
         labelled_images([""])
+
+
+def test_the_hash_follows_labels_and_classes_and_not_only_the_pictures(tmp_path: Path) -> None:
+    """A shard whose pictures stay, with one label changed, with another class's name, and as it was."""
+    said = [{"1": "cat", "2": "dog"}, {"1": "dog", "2": "cat"}, {"1": "cat", "2": "owl"}, {"1": "cat", "2": "dog"}]
+    found = [photographs(shard(tmp_path / "a.tar", {**labels, "3": "cat"})) for labels in said]
+    assert len({one.images.sha256 for one in found}) == 1
+    hashes = [one.sha256 for one in found]
+    assert len(set(hashes)) == 3 and hashes[0] == hashes[3]

@@ -140,9 +140,60 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     save_file(state, tmp_path / "theirs.safetensors")
     with pytest.raises(InputError, match=r"missing: blocks\.1\.attn\.gate\.bias"):
         sinklab.load(str(tmp_path / "theirs.safetensors"))
-    (tmp_path / "theirs.json").write_text(json.dumps({"model": "vit", "kwargs": {"head": 6}}))
-    with pytest.raises(InputError, match="kwargs are fields of ViTShape"):
+    with pytest.raises(InputError, match="The weights of theirs.safetensors do not fit the model whole"):
         sinklab.load(str(tmp_path / "theirs.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"head": 6}, "theirs.json has the kwargs head, which no vision transformer has; what fits is image, patch, "),
+        ({"heads": "6"}, "theirs.json: heads is '6', which is not of the type int"),
+        ({"heads": 6.5}, "theirs.json: heads is 6.5, which is not of the type int"),
+        ({"qkv_bias": 1}, "theirs.json: qkv_bias is 1, which is not of the type bool"),
+        ({"heads": 0}, "theirs.safetensors: A vision transformer's heads is at least 1, not 0"),
+        ({"heads": 7}, "theirs.safetensors: 7 heads do not divide a width of 384"),
+    ],
+)
+def test_a_sidecar_that_says_what_cannot_be_is_refused_in_a_sentence(
+    tmp_path: Path, kwargs: dict[str, Any], words: str
+) -> None:
+    save_file(as_authors(drawn(dim=384, heads=6)), tmp_path / "theirs.safetensors")
+    (tmp_path / "theirs.json").write_text(json.dumps({"model": "vit", "kwargs": kwargs}))
+    with pytest.raises(InputError, match=words) as refused:
+        sinklab.load(str(tmp_path / "theirs.safetensors"))
+    assert "__init__" not in str(refused.value) and "says it:" not in str(refused.value)
+
+
+def test_a_sidecar_may_say_what_weights_do_not(tmp_path: Path) -> None:
+    vit = drawn(pathway="learned", pathway_scale=1.0, norm_eps=1e-6)
+    save_file(as_authors(vit), tmp_path / "theirs.safetensors")
+    kwargs = {"heads": 3, "norm_eps": 1e-6, "pathway_scale": 1, "layer_scale": 0.5}
+    (tmp_path / "theirs.json").write_text(json.dumps({"model": "vit", "kwargs": kwargs}))
+    assert torch.equal(sinklab.load(str(tmp_path / "theirs.safetensors"))(pixels()), vit(pixels()))
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["backbone", "bare"])
+@pytest.mark.parametrize("kept", ["w_P", "W_VG", "gate"])
+def test_half_a_pathway_names_the_weights_that_are_missing(tmp_path: Path, kept: str, inside: bool) -> None:
+    state = as_authors(drawn(dim=384, heads=6, pathway="learned", pathway_scale=1.0))
+    state = {name: value for name, value in state.items() if ".gp." not in name or f".gp.{kept}." in name}
+    if not inside:
+        state = {name.removeprefix("backbone."): state[name] for name in state if name.startswith("backbone.")}
+    torch.save(state, tmp_path / "gp.pth")
+    parts = {"w_P": "pool", "W_VG": "value", "W_OG": "out"}
+    missing = [f"blocks.0.pathway.{here}.weight" for there, here in parts.items() if there != kept]
+    with pytest.raises(InputError, match="gp.pth: The weights have a global pathway") as refused:
+        sinklab.load(str(tmp_path / "gp.pth"))
+    assert str(refused.value).endswith(f"missing: {', '.join(missing)}.")
+
+
+def test_a_pathways_gate_of_another_size_is_said(tmp_path: Path) -> None:
+    state = as_authors(drawn(dim=384, heads=6, pathway="hier"))
+    state["backbone.blocks.0.gp.gate.weight"] = torch.zeros(2, 384)
+    torch.save(state, tmp_path / "gp.pth")
+    with pytest.raises(InputError, match="recipient.weight has 2 rows; a pathway's gate has 1 .learned. or 3 .hier."):
+        sinklab.load(str(tmp_path / "gp.pth"))
 
 
 def test_timms_names_are_not_taken_for_the_authors(tmp_path: Path) -> None:

@@ -65,11 +65,12 @@ def test_a_config_is_what_it_was_after_being_saved() -> None:
         ("baseline-L", "variant=registers", "ask for registers-L instead"),
         ("baseline-L", "epochs=many", "epochs is of type int, which 'many' is not"),
         ("baseline-L", "epochs", "--set is like steps=500"),
-        ("baseline-L", "epochs=10", "warm-up of 10 epochs leaves nothing of 10"),
+        ("baseline-L", "epochs=10", "warm-up of 10 epochs leaves nothing of a training of 10 epochs.*--set warmup"),
+        ("baseline-tiny", "epochs=1", "a training of 1 epoch: shorten it .--set warmup_epochs=0 leaves it out"),
         ("baseline-L", "batch=0", "batch is a number from 1 on"),
         ("baseline-L", "registers=-1", "registers is a number from 0 on"),
         ("baseline-L", "lr=nan", "lr is a finite number, not nan"),
-        ("baseline-L", "accumulate=3", "256 images is not 3 equal parts"),
+        ("baseline-L", "accumulate=3", "256 images does not divide evenly into 3 accumulated parts"),
         ("baseline-L", "precision=fp8", "bf16 or fp32"),
     ],
 )
@@ -80,3 +81,8 @@ def test_what_cannot_be_is_refused_in_a_sentence(name: str, change: str, words: 
 
 def test_the_defaults_are_the_papers_vit_l() -> None:
     assert asdict(ViTConfig()) == asdict(make_config("baseline-L"))
+
+
+def test_one_epoch_is_trained_without_a_warm_up_as_the_refusal_says() -> None:
+    config = make_config("baseline-tiny", ["epochs=1", "warmup_epochs=0"])
+    assert config.rate(0, 4) == 1.0 and config.rate(3, 4) < 1.0

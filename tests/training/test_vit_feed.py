@@ -124,8 +124,13 @@ def test_a_folder_of_nothing_but_unreadable_pictures_is_an_error(tmp_path: Path)
 def test_fewer_images_than_a_batch_is_a_sentence() -> None:
     with pytest.raises(InputError, match="3 training images, fewer than one batch of 4"):
         feed(ProceduralImages(count=3, size=16))
-    with pytest.raises(InputError, match="A batch of 4 images is not 1 parts for 3 ranks"):
+
+
+def test_a_batch_that_cannot_be_shared_out_names_one_that_can() -> None:
+    with pytest.raises(InputError, match="4 images does not divide evenly among 3 ranks: .* a multiple of 3"):
         feed(ranks=Ranks(world=3))
+    with pytest.raises(InputError, match="among 2 ranks × 2 accumulated: .* a multiple of 4"):
+        feed(config=config(batch=6, accumulate=2), ranks=Ranks(world=2))
 
 
 def test_pictures_are_measured_in_the_middle(tmp_path: Path) -> None:

@@ -12,12 +12,16 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
+from sinklab.data.labelled import photographs
 from sinklab.data.procedural import ProceduralImages
+from sinklab.run import Run
 from sinklab.training.loop import METRICS, Progress, read_metrics
 from sinklab.training.vit import train_vit
 from sinklab.training.vit_config import ViTConfig, make_config
+from sinklab.watching import sink_scores
 
 IMAGES = ProceduralImages(count=12, size=16)
 ROOT = Path(__file__).parents[2]
@@ -37,14 +41,18 @@ class Killed(Exception):
 
 
 def work(root: Path) -> None:
-    """What each of two ranks does: a DDP training, an FSDP2 one, and the rest of one that a single process began."""
+    """What each of two ranks does: a DDP training, an FSDP2 one, the rest of one that a single process began, and one
+    on photographs."""
+    ports = os.environ["PORTS"].split(",")
     for port, (name, options) in zip(
-        os.environ["PORTS"].split(","),
+        ports,
         [("ddp", {}), ("fsdp", {"shard": True}), ("begun", {"resume": True, "shard": True})],
-        strict=True,
+        strict=False,
     ):
         os.environ["MASTER_PORT"] = port
-        train_vit(root / name, [config()], IMAGES, **options)
+        train_vit(root / name, [config()], IMAGES, score=sink_scores, **options)
+    os.environ["MASTER_PORT"] = ports[-1]
+    train_vit(root / "photographed", [config()], photographs(root / "photos"))
 
 
 def free_ports(count: int) -> str:
@@ -56,7 +64,7 @@ def free_ports(count: int) -> str:
 
 
 def two_ranks(root: Path) -> None:
-    shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "PORTS": free_ports(3)}
+    shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "PORTS": free_ports(4)}
     shared |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])}
     program = f"import pathlib, test_vit_ranks as t; t.work(pathlib.Path({str(root)!r}))"
     ranks = [
@@ -73,12 +81,19 @@ def test_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
         if state.step == 3:
             raise Killed
 
-    train_vit(tmp_path / "one", [config()], IMAGES)
+    train_vit(tmp_path / "one", [config()], IMAGES, score=sink_scores)
     with pytest.raises(Killed):
-        train_vit(tmp_path / "begun", [config()], IMAGES, progress=kill)
+        train_vit(tmp_path / "begun", [config()], IMAGES, score=sink_scores, progress=kill)
+    (tmp_path / "photos").mkdir()
+    for number in range(12):
+        Image.new("RGB", (20, 20), (20 * number, 0, 0)).save(tmp_path / f"photos/{number:02d}.png")
+    broken = [f"{number:02d}.png" for number in (1, 2, 5, 7, 8, 11)]
+    for name in broken:
+        (tmp_path / "photos" / name).write_bytes(b"damaged")
     two_ranks(tmp_path)
     member = f"training/seed-0/{config().name}"
     curve = read_metrics(tmp_path / "one" / member / METRICS)
+    assert {"relaxed_nop", "strict_broadcast", "max_inflow_2"} <= curve[-1].keys()
     weights = load_file(tmp_path / "one" / member / "model.safetensors")
     for name in ("ddp", "fsdp", "begun"):
         told = read_metrics(tmp_path / name / member / METRICS)
@@ -90,6 +105,5 @@ def test_ranks_train_what_one_process_trains(tmp_path: Path) -> None:
         gap = max(float((same[key] - weights[key]).abs().max()) for key in weights)
         assert gap < 2e-3, name  # AdamW's first steps are of the size lr whatever a gradient's last digits say
         assert torch.isfinite(same["norm.weight"]).all()
-    from sinklab.run import Run
-
+    assert Run.open(tmp_path / "photographed").config["unreadable"] == {f"seed-0/{config().name}": broken}
     assert "Begun by 1 processes and gone on with by 2" in Run.open(tmp_path / "begun").config["notes"][0]
