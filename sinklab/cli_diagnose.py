@@ -69,7 +69,8 @@ def diagnose(
         list[str] | None,
         typer.Argument(
             metavar="IMAGES",
-            help="Files, folders, @list.txt, WebDataset .tar shards (glob or {000..009}), or demo (the default).",
+            help="Files, folders, @list.txt, WebDataset .tar shards (glob or {000..009}), or demo [default: demo; of a "
+            "training run what its training validated on].",
         ),
     ] = None,
     text: Annotated[
