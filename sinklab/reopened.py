@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.device import pick_device
 from sinklab.errors import InputError
-from sinklab.settings import differences, fingerprint
+from sinklab.settings import asked_dtype, differences, fingerprint
 
 if TYPE_CHECKING:
     from sinklab.data.input_list import InputList
@@ -51,7 +51,7 @@ def experiment_on(
         raise InputError("Held-out images are images that are not edited, but some of them are the run's own.")
     if device is not None:
         model.module.to(pick_device(device, own.local))
-    scan = ScanOptions(size=config["options"]["size"] or 224, dtype=config["dtype"])
+    scan = ScanOptions(size=config["options"]["size"] or 224, dtype=asked_dtype(config))
     said = scan.settings(model, found, model.device.type)["model"]
     changed = differences(config["settings"]["model"], said)
     if changed:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.errors import NotFoundError, NothingToEdit
 from sinklab.interventions.branch import find_pathways, measure_branches
 from sinklab.interventions.draw import donors, shuffled
-from sinklab.settings import fingerprint
+from sinklab.settings import asked_dtype, fingerprint
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,7 +94,7 @@ def branch_rows(experiment: Experiment, ids: list[str]) -> pd.DataFrame:
         return as_input(experiment.model, torch.stack([view.of(refs[name].content(), name) for name in names]))
 
     found = []
-    with precision(experiment.run.config["dtype"], experiment.model.device):
+    with precision(asked_dtype(experiment.run.config), experiment.model.device):
         for first in range(0, len(chosen), TOGETHER):
             some = chosen[first : first + TOGETHER]
             table = measure_branches(experiment.model, shown(some), shown([donor_of[name] for name in some]))
