@@ -32,21 +32,23 @@ def compare(
     """
     with terminal.errors_as_sentences():
         require_csv(output)
-        from sinklab.comparison import diagnosed, is_training
+        from sinklab.comparison import diagnosed, is_training, not_diagnosed
 
         kinds = {is_training(run) for run in runs}
         if len(kinds) > 1:
             raise InputError("Training runs are compared with training runs, and diagnosed runs with diagnosed runs.")
+        looked_at = diagnosed(runs)  # what refuses does so before anything is said
         if kinds == {True}:
             _trainings(runs, output)
-        looked_at = diagnosed(runs)
+            if missing := not_diagnosed(runs, looked_at):
+                terminal.note(f"not diagnosed, and so not in Tables 14 and 15: {', '.join(missing)}.")
         if looked_at:
             _sinks(looked_at, output)
 
 
 def _trainings(runs: list[Path], output: Path | None) -> None:
     """What the trainings measured, printed and written."""
-    from sinklab.training.compare import differing_texts, left_out, over_seeds, paired, read_results
+    from sinklab.training.compare import MEANINGS, differing_texts, left_out, over_seeds, paired, read_results
 
     results = read_results(runs)
     if names := differing_texts(runs):
@@ -57,12 +59,13 @@ def _trainings(runs: list[Path], output: Path | None) -> None:
         terminal.note(f"left out, for there are no numbers of them: {', '.join(missing)}.")
     summary = over_seeds(results)
     columns = ["run", "arm", "measure", "seeds", "median", "mean", "std"]
-    terminal.table("Over seeds", columns, _written(summary[columns]), titled=True)
+    said = "".join(f"; {name}: {words}" for name, words in MEANINGS.items() if name in set(results["measure"]))
+    terminal.table(f"Over seeds{said}", columns, _written(summary[columns]), titled=True)
     differences = paired(results)
     if len(differences):
         first = results.iloc[0]
         print()
-        title = f"Difference from {first['arm']} of {first['run']}, seed by seed"
+        title = f"Difference from {first['arm']} of {first['run']}, seed by seed; less: seeds where it is below 0"
         terminal.table(title, list(differences.columns), _written(differences), titled=True)
     if output is not None:
         _write(output, results)
@@ -70,19 +73,31 @@ def _trainings(runs: list[Path], output: Path | None) -> None:
 
 def _sinks(runs: list[Any], output: Path | None) -> None:
     """Tables 14 and 15, printed and written."""
-    from sinklab.comparison import sink_counts, table_14, table_15
+    from sinklab.comparison import not_finite_sentences, sink_counts, table_14, table_15
 
-    counts, rule = sink_counts(runs), str(runs[0].run.config["rule"]["name"])
-    tables = {"table14": table_14(counts, rule), "table15": table_15(counts)}
+    counts, rule = sink_counts(runs), runs[0].rule
+    for sentence in not_finite_sentences(counts):
+        terminal.note(sentence)
+    tables = {"table14": table_14(counts, rule.name), "table15": table_15(counts)}
     titles = {
-        "table14": f"Sinks per image in layers from 1 on, rule {rule}, by token (Table 14)",
+        "table14": f"Sinks per image in layers from 1 on, rule {rule.label}, by token (Table 14)",
         "table15": "Sinks per image in layers from 1 on, by rule (Table 15)",
     }
     for name, table in tables.items():
         print()
-        terminal.table(titles[name], list(table.columns), _written(table), titled=True)
+        shown = _with_spread(table)
+        terminal.table(titles[name], list(shown.columns), _written(shown), titled=True)
         if output is not None:
             _write(output.with_name(f"{output.stem}-{name}.csv"), table)
+
+
+def _with_spread(table: Any) -> Any:
+    """The table with "mean ± standard deviation" in one cell, where there are several seeds."""
+    shown = table.drop(columns=[name for name in table if name.endswith("_std")])
+    for name in [name.removesuffix("_std") for name in table if name.endswith("_std")]:
+        pairs = zip(table[name], table[f"{name}_std"], strict=True)
+        shown[name] = [_cell(mean) + (f" ± {_cell(std)}" if std == std else "") for mean, std in pairs]
+    return shown if table["not_finite"].any() else shown.drop(columns="not_finite")
 
 
 def _write(path: Path, table: Any) -> None:

@@ -69,7 +69,8 @@ def diagnose(
         list[str] | None,
         typer.Argument(
             metavar="IMAGES",
-            help="Files, folders, @list.txt, WebDataset .tar shards (glob or {000..009}), or demo (the default).",
+            help="Files, folders, @list.txt, WebDataset .tar shards (glob or {000..009}), or demo [default: demo; of a "
+            "training run what its training validated on].",
         ),
     ] = None,
     text: Annotated[
@@ -168,8 +169,10 @@ def diagnose(
         found = find_images(images, limit=limit, seed=seed) if images else None  # before the model: the quicker error
         trained = to_diagnose(model, output)  # of a training run, all its models
         refused: list[Exception] = []
-        for name, into in trained or [(model, folder)]:
+        to_do = _to_do(Path(model).expanduser(), trained, found, resume or overwrite) if trained else [(model, folder)]
+        for number, (name, into) in enumerate(to_do, 1):
             folder, handle = into, None
+            say_which(number, len(to_do), name)
             try:
                 handle = load_model(
                     name, weights, random_weights, seed, offline, allow_pickle, dtype.value, size_of(size or "224")
@@ -178,11 +181,21 @@ def diagnose(
             except (InputError, NotFoundError) as error:  # of a training run's models one may not be readable
                 refused.append(error)
                 begun = handle is not None and (into / "run.json").is_file()
-                if begun or len(refused) == len(trained or [model]):
+                if begun or len(refused) == len(to_do):
                     raise
                 terminal.note(f"{name}: {error}")
         if trained and output is None and not no_report:
             renew_report(Path(model).expanduser())
+
+
+def _to_do(run: Path, trained: list[tuple[str, Path]], images: Any, again: bool) -> list[tuple[str, Path]]:
+    """The models of a training run that are looked at now; which are not is said."""
+    from sinklab.trained import not_begun, unfinished_sentence
+
+    to_do, said = (trained, "") if again else not_begun(trained, images)
+    for sentence in filter(None, [unfinished_sentence(run), said]):
+        terminal.note(sentence)
+    return to_do
 
 
 def _one(handle: Any, images: Any, output: Path, options: dict[str, Any]) -> None:
@@ -194,6 +207,12 @@ def _one(handle: Any, images: Any, output: Path, options: dict[str, Any]) -> Non
         run = run_diagnosis(handle, images, output, progress=progress, **options)
     if os.environ.get("RANK", "0") == "0":
         _tell(run, run.config["notes"], noun, "report.html" if options["report"] else "summary.json")
+
+
+def say_which(number: int, count: int, name: object) -> None:
+    """Before the progress and the notes of one of several models: which it is."""
+    if count > 1:
+        terminal.say(f"sinklab: model {number} of {count}: {name}")
 
 
 def renew_report(trained: Path) -> None:

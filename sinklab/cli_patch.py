@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sinklab import terminal
-from sinklab.cli_diagnose import renew_report
+from sinklab.cli_diagnose import renew_report, say_which
 from sinklab.errors import InputError, NothingToEdit
 
 
@@ -91,11 +91,14 @@ def patch(
         }
         chosen |= {"device": device, "workers": workers, "resume": resume, "overwrite": overwrite}
         chosen |= {"report": not no_report, "command": ["sinklab", *sys.argv[1:]]}
-        from sinklab.trained import to_patch
+        from sinklab.trained import not_diagnosed_sentence, to_patch
 
         trained = to_patch(run)  # of a training run, all its models
         nothing: list[NothingToEdit] = []
-        for one in trained or [run]:
+        if left := not_diagnosed_sentence(run, trained or []):
+            terminal.note(left)
+        for number, one in enumerate(trained or [run], 1):
+            say_which(number, len(trained or [run]), one)
             try:
                 with terminal.progress("passes") as progress:  # an input may give values, and be edited
                     places: dict[str, Any] = {"images": images or None, "text": text, "held_out": _held_out(heldout)}

@@ -105,7 +105,7 @@ def diagnose(
     Args:
         model: a handle from `load` or `attach`, a name for `load`, or an nn.Module for `attach`.
         images: files, folders, `@list.txt`, tar shards, "demo"; one or several; or an ImageList. None is the demo
-            photographs or, for a model of sequences or one trained on drawn pictures, its own.
+            photographs or, for a model of sequences or one that sinklab trained on pictures, its own.
         text: for a language model: "stdlib", "enwik8=PATH", a file or a folder; its validation split is read or, where
             that holds too few windows, all of it. limit: of a text 512 windows if None.
         output: the run folder, `runs/` and the model's name if not given; it must be new, unless `resume` or

@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sinklab.errors import InputError
+from sinklab.errors import InputError, NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from sinklab.data.input_list import InputList, View
@@ -29,9 +28,9 @@ def find_inputs(
 ) -> InputList:
     """The inputs that were given or, for None, the model's own.
 
-    Those are the demo photographs (of a model trained on drawn pictures, held-out ones of these), a controlled task's
-    sequences or, of a language model, windows of a text: the one named, or that which the model was trained on, where
-    that can be found (the standard library's source).
+    Those are the demo photographs (of a model that sinklab trained on pictures, those of its validation), a controlled
+    task's sequences or, of a language model, windows of a text: the one named, or that which the model was trained on,
+    where that can be found (the standard library's source).
     Raises InputError where they are not what the model reads, and NotFoundError where there are none.
     """
     wanted = model.loaded.sequences
@@ -44,9 +43,9 @@ def find_inputs(
         return given
     if wanted is None:
         if model.loaded.pictures is not None:
-            from sinklab.data.drawn_images import drawn_images
+            from sinklab.data.validated import found_again
 
-            return drawn_images(model.loaded.pictures).sample(limit, seed=seed)
+            return found_again(model.loaded.pictures, model.name).sample(limit, seed=seed)
         from sinklab.data.images import find_images
 
         return find_images(["demo"], limit=limit, seed=seed)
@@ -57,13 +56,14 @@ def find_inputs(
     return _windows(model.name, wanted, text, limit)
 
 
-def is_drawn(model: Model, sources: Sequence[str]) -> bool:
-    """Whether a run's sources are the model's own drawn pictures, which lie in no file."""
+def own_pictures(model: Model, *, limit: int | None = None, seed: int = 0) -> InputList | None:
+    """The pictures that a model's training validated on; None where it has none, or they are no longer there."""
     if model.loaded.pictures is None:
-        return False
-    from sinklab.data.drawn_images import drawn_images
-
-    return list(sources) == list(drawn_images(model.loaded.pictures).sources)
+        return None
+    try:
+        return find_inputs(model, limit=limit, seed=seed)
+    except (InputError, NotFoundError):
+        return None
 
 
 def _windows(name: str, wanted: SequenceInput, text: str | Path | None, limit: int | None) -> InputList:

@@ -64,7 +64,8 @@ def patch(
         device: "cpu", "cuda", "auto", …; None leaves the model where it is.
         overwrite, resume: replace an earlier patching of this run, or go on with it. report: write the report again.
 
-    In a model with a global pathway the branches are edited too (tables "branch_effects"), also where no head can be.
+    In a model with a global pathway, and in sinklab's own vision transformers, the branches are edited too (table
+    "branch_effects"), also where no head can be.
     Under torchrun every rank calls this. Returns the run, with `effects`, and tables "effects" and "causal_verdicts".
     Raises InputError and NotFoundError with a sentence before anything is written wherever that is possible.
     """

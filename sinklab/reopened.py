@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sinklab.device import pick_device
 from sinklab.errors import InputError
-from sinklab.settings import differences, fingerprint
+from sinklab.settings import asked_dtype, differences, fingerprint
 
 if TYPE_CHECKING:
     from sinklab.data.input_list import InputList
@@ -51,7 +51,7 @@ def experiment_on(
         raise InputError("Held-out images are images that are not edited, but some of them are the run's own.")
     if device is not None:
         model.module.to(pick_device(device, own.local))
-    scan = ScanOptions(size=config["options"]["size"] or 224, dtype=config["dtype"])
+    scan = ScanOptions(size=config["options"]["size"] or 224, dtype=asked_dtype(config))
     said = scan.settings(model, found, model.device.type)["model"]
     changed = differences(config["settings"]["model"], said)
     if changed:
@@ -88,14 +88,16 @@ def _pictures(images: InputList) -> list[tuple[str, int | None]]:
 def _images(run: Diagnosis, model: Model, images: Any, text: str | Path | None = None) -> InputList:
     """The run's own list of inputs, found again. InputError if it is another list now."""
     from sinklab.data.images import find_images
-    from sinklab.inputs import find_inputs, is_drawn
+    from sinklab.inputs import find_inputs, own_pictures
     from sinklab.sinks.resume import check_unchanged
 
     about, limit = run.config["images"], run.config["options"].get("limit")
     seed = run.config["seeds"]["images"]
-    lie_somewhere = model.loaded.sequences is None and not is_drawn(model, about["sources"])
-    pictures = images or (about["sources"] if lie_somewhere else None)
-    given = None if pictures is None else find_images(pictures, limit=limit, seed=seed)
+    mine = None if images else own_pictures(model, limit=limit, seed=seed)
+    if mine is not None and mine.sha256 != about["list_sha256"] and list(mine.sources) != about["sources"]:
+        mine = None  # the run saw others
+    pictures = images or (about["sources"] if model.loaded.sequences is None else None)
+    given = mine if mine is not None or pictures is None else find_images(pictures, limit=limit, seed=seed)
     own = model.loaded.sequences
     if text is None and own is not None and own.task is None and given is None:
         text = about["sources"][0]

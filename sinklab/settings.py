@@ -30,6 +30,16 @@ OF = {"model": "the model's", "images": "the inputs'"}
 """Groups of settings, and how a person says whose they are."""
 
 
+def asked_dtype(config: Mapping[str, Any]) -> str:
+    """The `dtype` that a diagnosed run's model was run under, from its run.json; "dtype" there is what it computed in.
+
+    They differ for a model that was handed over in another precision.
+    """
+    options = config.get("settings", {}).get("options")
+    asked = options.get("dtype") if isinstance(options, Mapping) else None
+    return str(asked if asked is not None else config["dtype"])
+
+
 def fingerprint(settings: Mapping[str, Any]) -> str:
     """SHA-256 of nested settings; neither the order of keys nor 1 written as 1.0 matters."""
     return hashlib.sha256(json.dumps(sorted(_flat(plain(settings)).items())).encode()).hexdigest()

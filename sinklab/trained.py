@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sinklab.errors import InputError, NotFoundError
-from sinklab.models.from_training import members_in
+from sinklab.models.from_training import WEIGHTS, members_in, members_named
+
+if TYPE_CHECKING:
+    from sinklab.data.input_list import InputList
 
 DIAGNOSED = "diagnosed"
 
@@ -23,6 +28,56 @@ def to_diagnose(model: str, output: Path | None) -> list[tuple[str, Path]] | Non
     found = members_in(folder)
     within = folder / DIAGNOSED if output is None else output
     return [(str(path.parent), within / name) for name, path in found.items()] or None
+
+
+def unfinished_sentence(folder: Path) -> str:
+    """Which models of a training run are not finished, and which of them are looked at nevertheless; "" for none."""
+    names, within = members_named(folder), folder / "training"
+    weighed = {name for name in names if (within / name / WEIGHTS).is_file()}
+    ended = {name for name in names if (within / name / "evaluation.json").is_file()}
+    groups = {
+        "not finished, and so left out": [name for name in names if name not in weighed | ended],
+        "not finished, and looked at as far as they are": [name for name in names if name in weighed - ended],
+        f"without {WEIGHTS}, and so left out": [name for name in names if name in ended - weighed],
+    }
+    said = [f"{words}: {', '.join(mine)}" for words, mine in groups.items() if mine]
+    if not said:
+        return ""
+    onward = "" if len(ended) == len(names) else " The training's own command with --resume goes on with it."
+    return f"of the {len(names)} models of {folder} {len(weighed & ended)} can be looked at; {'; '.join(said)}.{onward}"
+
+
+def not_begun(to_do: list[tuple[str, Path]], images: InputList | None) -> tuple[list[tuple[str, Path]], str]:
+    """(the models of a training run that hold no diagnosis yet, what is said of the others).
+
+    Where all hold one they are left in, for the refusal that this is.
+    """
+    held = [(name, into) for name, into in to_do if (into / "run.json").is_file()]
+    rest = [one for one in to_do if one not in held]
+    if not held or not rest:
+        return to_do, ""
+    said = (
+        f"diagnosed already, and left as they are: {', '.join(str(into) for _, into in held)}; --resume goes on with "
+        "all of a run, --overwrite measures all anew"
+    )
+    other = [str(into) for _, into in held if images is not None and _list_in(into) not in (None, images.sha256)]
+    return rest, said + (f". Of other images than these are {', '.join(other)}." if other else ".")
+
+
+def _list_in(run: Path) -> str | None:
+    """The hash of the list of inputs that a run looked at; None where it does not say."""
+    try:
+        found = json.loads((run / "run.json").read_text(encoding="utf-8"))["images"]["list_sha256"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def not_diagnosed_sentence(run: Path, found: Sequence[Path]) -> str:
+    """Which models of a training run are not patched, for they were not diagnosed; "" for none."""
+    seen = {path.relative_to(run / DIAGNOSED).as_posix() for path in found if path.is_relative_to(run / DIAGNOSED)}
+    left = [name for name in members_named(run) if name not in seen]
+    return f"not diagnosed, and so not patched: {', '.join(left)}." if left and seen else ""
 
 
 def to_patch(run: Path) -> list[Path] | None:
@@ -45,8 +100,6 @@ def to_patch(run: Path) -> list[Path] | None:
 
 def _diagnosed_into(folder: Path) -> list[Path]:
     """The runs FOLDER/MEMBER of trained models that are called MEMBER, in the order of their names' numbers."""
-    from sinklab.models.from_training import WEIGHTS
-
     found = []
     for path in folder.glob("*/**/run.json"):
         try:

@@ -170,3 +170,40 @@ def test_a_page_is_written_of_a_training_that_is_not_finished_and_of_pictures_wi
     ended = in_process(*words, "--resume")
     assert ended.returncode == 0, ended.stderr
     assert "is finished" not in (tmp_path / "run/report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_a_model_trained_on_photographs_is_diagnosed_and_patched_on_those_of_its_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_out: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("cats", "dogs")):
+        write_pictures(tmp_path / "photos" / name, 4, side=40 + 10 * number)
+        write_pictures(tmp_path / "val" / name, 3, side=41 + 10 * number)
+    words = ["--data", "photos", *(["--validation", "val"] if held_out else []), "-o", "run"]
+    ended = in_process("train", *SMALL, *words)
+    assert ended.returncode == 0, ended.stderr
+    (tmp_path / "away").mkdir()
+    monkeypatch.chdir(tmp_path / "away")
+    mass = ["--rule", "mass", "--mass", "0.001", "--device", "cpu"]
+    ended = in_process("diagnose", "../run", *mass, "--no-report")
+    assert ended.returncode == 0, ended.stderr
+    source, whole = ("val", 6) if held_out else ("photos", 8)
+    said = f"No images were named: the first 4 of {whole} images of {source}, as its training validated on"
+    assert said in ended.stderr
+    run = tmp_path / "run/diagnosed/seed-0/baseline-tiny"
+    about = json.loads((run / "run.json").read_text())
+    assert about["images"]["count"] == 4 and any(said in note for note in about["images"]["notes"])
+    seen = sorted(set(pd.read_parquet(run / "sinks.parquet")["image"]))  # as many as validation_images says
+    assert seen == [f"cats/{i:03d}.png" for i in range(whole // 2)] + [
+        f"dogs/{i:03d}.png" for i in range(4 - whole // 2)
+    ]
+    ended = in_process("patch", "../run", "--min-events", 1, "--bootstrap", 9, "--device", "cpu", "--no-report")
+    assert ended.returncode == 0 or "no head" in ended.stderr.lower(), ended.stderr
+    assert "are not those of the run" not in ended.stderr
+    for path in (tmp_path / source).rglob("*.png"):
+        path.unlink()
+    ended = in_process("diagnose", "../run", *mass, "--overwrite")
+    assert ended.returncode == 2 and "Give images after the model." in ended.stderr, ended.stderr
+    ended = in_process("diagnose", "../run", tmp_path / ("photos" if held_out else "val"), *mass, "--overwrite")
+    assert ended.returncode == 0, ended.stderr

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from statistics import stdev
 
 import pandas as pd
 import pytest
-from command_line import in_process
+from command_line import in_process, write_pictures
 
 from sinklab.comparison import diagnosed, sink_counts, table_14, table_15
 from sinklab.diagnosis import open_run
@@ -19,7 +21,8 @@ SETTINGS = (
     *("score_every=2", "record_every=1"),
 )
 SMALL = ["vit", "--device", "cpu", *(word for change in SETTINGS for word in ("--set", change))]
-ARMS = ("baseline-tiny", "gated-global-penalty-registers-tiny")
+ARMS = ("gated-global-penalty-registers-tiny", "baseline-tiny")
+"""Not in the order of the alphabet, which is not that of the configs."""
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +52,22 @@ def test_cells_are_means_over_seeds_of_the_events_that_the_heads_show(trained: P
         row = table.loc[(arm, "counts", "all")]
         assert row["all"] == pytest.approx((per_image[0][0] + per_image[1][0]) / 2)
         assert row["nop"] == pytest.approx((per_image[0][1] + per_image[1][1]) / 2)
-        assert row["seeds"] == 2
+        assert row["nop_std"] == pytest.approx(stdev(nop for _, nop in per_image))
+        assert (row["seeds"], row["images"], row["not_finite"], row["rule"]) == (2, 4, 0, "mass ≥ 0.25")
     rules = table_15(counts)
-    assert list(dict.fromkeys(rules["rule"]))[:2] == ["relaxed", "mass"] and len(rules) == 2 * 6 * 2
+    assert list(dict.fromkeys(rules["rule"]))[:2] == ["relaxed", "mass ≥ 0.25"] and len(rules) == 2 * 6 * 2
 
 
 def test_tables_are_printed_and_written(trained: Path, tmp_path: Path) -> None:
     ended = in_process("compare", trained, "-o", tmp_path / "c.csv")
     assert ended.returncode == 0, ended.stderr
-    assert "(Table 14)" in ended.stdout and "(Table 15)" in ended.stdout
+    assert "rule mass ≥ 0.25, by token (Table 14)" in ended.stdout and "(Table 15)" in ended.stdout
+    assert (
+        "less: seeds where it is below 0" in ended.stdout
+        and "common_mode: mean share over blocks from 1" in ended.stdout
+    )
+    assert " ± " in ended.stdout.split("(Table 14)")[1].split("(Table 15)")[0]
+    assert "note:" not in ended.stderr
     results = pd.read_csv(tmp_path / "c.csv")
     assert set(results["measure"]) == {"probe_accuracy", "probe_loss", "common_mode"}
     own = pd.read_csv(trained / "tables/training.csv")
@@ -95,6 +105,53 @@ def test_runs_under_two_rules_are_refused(trained: Path) -> None:
     other = trained.parent / "other"
     ended = in_process("diagnose", trained / "training/seed-0" / ARMS[0], "--device", "cpu", "--no-report", "-o", other)
     assert ended.returncode == 0, ended.stderr
-    with pytest.raises(InputError, match="these runs have 2"):
+    with pytest.raises(InputError, match=r"these runs have 2: mass ≥ 0\.25 \(.*\); relaxed \(.*other\)\."):
         diagnosed([found[0].run.path, other])
     assert SinkRule.from_dict(found[0].run.config["rule"]) == SinkRule.mass(0.25)
+
+
+def test_runs_of_different_images_are_refused_before_anything_is_said(trained: Path, tmp_path: Path) -> None:
+    run, member = tmp_path / "run", f"seed-1/{ARMS[0]}"
+    shutil.copytree(trained, run)
+    photos = write_pictures(tmp_path / "photos", 3)
+    mass = ("--device", "cpu", "--rule", "mass", "--mass", "0.25", "--no-report", "--overwrite")
+    ended = in_process("diagnose", run / "training" / member, photos, *mass, "-o", run / "diagnosed" / member)
+    assert ended.returncode == 0, ended.stderr
+    ended = in_process("compare", run, "-o", tmp_path / "c.csv")
+    assert ended.returncode == 2 and ended.stdout == "" and not (tmp_path / "c.csv").exists()
+    assert f"{run}/{member} on 3 images ({photos})" in ended.stderr
+    assert f"{run}/seed-1/{ARMS[1]} on 4 images (drawn pictures" in ended.stderr
+    ended = in_process("report", run)
+    assert ended.returncode == 0, ended.stderr
+    assert "diagnosed on different images" in (run / "report.html").read_text(encoding="utf-8")
+    assert not (run / "tables/table14.csv").exists()
+
+
+def test_members_that_were_not_diagnosed_are_named(trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    shutil.rmtree(run / f"diagnosed/seed-1/{ARMS[1]}")
+    ended = in_process("compare", run)
+    assert ended.returncode == 0, ended.stderr
+    assert f"not diagnosed, and so not in Tables 14 and 15: {run}/seed-1/{ARMS[1]}." in ended.stderr
+
+
+def test_heads_that_are_not_finite_are_counted_and_said(trained: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    run, member = tmp_path / "run", f"seed-1/{ARMS[1]}"
+    shutil.copytree(trained, run)
+    path = run / "training" / member / "model.safetensors"
+    weights = load_file(path)
+    weights["blocks.1.attn.qkv.weight"][:] = float("nan")
+    save_file(weights, path)
+    mass = ("--device", "cpu", "--rule", "mass", "--mass", "0.25", "--overwrite")
+    ended = in_process("diagnose", run, *mass)
+    assert ended.returncode == 0, ended.stderr
+    ended = in_process("compare", run, "-o", tmp_path / "c.csv")
+    assert ended.returncode == 0, ended.stderr
+    said = f"{member}: 8 of 8 (image, head) pairs in layers from 1 on are not finite and count as no sink."
+    assert said in ended.stderr and said in (run / "report.html").read_text(encoding="utf-8")
+    table = pd.read_csv(tmp_path / "c-table15.csv").set_index(["arm", "rule", "definition"])
+    assert table.loc[(ARMS[1], "relaxed", "counts"), "not_finite"] == 0.5  # one of two seeds
+    assert table.loc[(ARMS[0], "relaxed", "counts"), "not_finite"] == 0

@@ -254,3 +254,20 @@ def test_a_device_that_no_torch_knows_is_refused(name: str) -> None:
 
 def test_auto_finds_a_device_that_is_there() -> None:
     assert torch.zeros(1, device=pick_device("auto")).item() == 0
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_run_json_names_the_precision_that_a_model_really_has_and_patch_takes_it_as_it_was(
+    checkpoint: Path, pictures: Path, tmp_path: Path, kind: torch.dtype
+) -> None:
+    model = sinklab.load(str(checkpoint))
+    model.module.to(kind)
+    rule = sinklab.SinkRule.mass(0.2)
+    run = sinklab.diagnose(model, pictures, output=tmp_path / "run", size=PICTURE, rule=rule, report=False)
+    named = str(kind).removeprefix("torch.")
+    assert (run.config["dtype"], run.config["autocast"]) == (named, False)
+    seen: list[bool] = []
+    model.module.blocks[0].register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    sinklab.patch(run, model, min_events=1, bootstrap=9, report=False)
+    assert seen and not any(seen)
+    assert run.config["patch"]["dtype"] == named

@@ -79,14 +79,17 @@ def _holds_pictures(kind: Any) -> bool:
 class ImageTable:
     """Pictures and labels of one or more tables with the same columns, in the order of the files.
 
-    `classes` are those of the training pictures, when these are for validation. Raises NotFoundError for no files and
-    InputError for tables without pictures.
+    `classes` are those of the training pictures, when these are for validation, and `sources` what was asked for, as it
+    was written. Raises NotFoundError for no files and InputError for tables without pictures.
     """
 
-    def __init__(self, files: Sequence[Path], *, classes: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, files: Sequence[Path], *, classes: Sequence[str] | None = None, sources: Sequence[str] | None = None
+    ) -> None:
         if not files:
             raise NotFoundError("No tables of images (.parquet, .arrow) were given.")
         self.files = [str(path) for path in files]
+        self.sources = tuple(self.files if sources is None else sources)
         counts = [_rows(path) for path in self.files]
         self._ends = [sum(counts[: i + 1]) for i in range(len(counts))]
         self.image_column, self.label_column, names = _columns(self.files[0])
@@ -125,21 +128,31 @@ class ImageTable:
 
     def picture(self, index: int) -> Tensor:
         """uint8 [3 H W], upright. Raises UnreadableImage."""
-        import pyarrow as pa
         from torchvision.transforms.v2 import functional as v2
 
-        number = bisect_right(self._ends, index)
-        row = index - (self._ends[number - 1] if number else 0)
-        name = f"{Path(self.files[number]).name}/{row}"
-        try:
-            held = _cell(self.files[number], self.image_column, row)
-        except (pa.ArrowException, OSError) as error:
-            raise UnreadableImage(name, f"its row cannot be read: {error}") from error
-        content = held.get("bytes") if isinstance(held, dict) else held
-        if not content:
-            raise UnreadableImage(name, "its row holds no bytes")
-        pixels: Tensor = v2.pil_to_tensor(decoded(content, name))
+        path, row = self.place(index)
+        name = f"{Path(path).name}/{row}"
+        pixels: Tensor = v2.pil_to_tensor(decoded(row_content(path, self.image_column, row, name), name))
         return pixels
+
+    def place(self, index: int) -> tuple[str, int]:
+        """The file of a picture, and its row there."""
+        number = bisect_right(self._ends, index)
+        return self.files[number], index - (self._ends[number - 1] if number else 0)
+
+
+def row_content(path: str, column: str, row: int, name: str) -> bytes:
+    """The bytes of a row's picture. Raises UnreadableImage, which calls it `name`."""
+    import pyarrow as pa
+
+    try:
+        held = _cell(path, column, row)
+    except (pa.ArrowException, OSError, InputError, NotFoundError) as error:
+        raise UnreadableImage(name, f"its row cannot be read: {error}") from error
+    content = held.get("bytes") if isinstance(held, dict) else held
+    if not content:
+        raise UnreadableImage(name, "its row holds no bytes")
+    return bytes(content)
 
 
 def _words(columns: tuple[str, str | None]) -> str:

@@ -49,6 +49,11 @@ class Photographs:
         """Of the list of pictures, and what each is of."""
         return hashlib.sha256(json.dumps([self.images.sha256, self.labels, self.classes]).encode()).hexdigest()
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """What was asked for, as it was written."""
+        return self.images.sources
+
     def label(self, index: int) -> int:
         """−1 for none."""
         return self.labels[index]
@@ -101,7 +106,9 @@ def labelled_images(sources: Sequence[str | Path], *, classes: Sequence[str] | N
         return photographs(sources, classes=classes)
     if not all(files):
         raise InputError("Tables of images (.parquet, .arrow) and other sources cannot be given together.")
-    return ImageTable([path for found in files for path in found], classes=classes)
+    return ImageTable(
+        [path for found in files for path in found], classes=classes, sources=[str(source) for source in sources]
+    )
 
 
 def _order(name: str) -> tuple[bool, int, str]:

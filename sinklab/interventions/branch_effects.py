@@ -1,4 +1,5 @@
-"""Branch edits on a diagnosed run: in a model with a global pathway, what each branch of each layer does.
+"""Branch edits on a diagnosed run: what each branch of each layer does, in a model with a global pathway and in
+sinklab's own vision transformers without one, so that attention's part in either can be set side by side.
 
 Every edit of `interventions.branch` in one layer at a time, on up to IMAGES of the run's inputs, drawn by the seed; the
 donor of an input is another of the run's, as in the experiment on heads. One process does it.
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.errors import NotFoundError, NothingToEdit
 from sinklab.interventions.branch import find_pathways, measure_branches
 from sinklab.interventions.draw import donors, shuffled
-from sinklab.settings import fingerprint
+from sinklab.settings import asked_dtype, fingerprint
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,12 +37,17 @@ def has_pathway(model: Model) -> bool:
         return False
 
 
+def has_branches(model: Model) -> bool:
+    """Whether the branches of a model are edited: it has a pathway, or is a vision transformer beside such models."""
+    return model.provenance.family == "vit" or has_pathway(model)
+
+
 def choice_or_branches(experiment: Experiment) -> Choice | None:
-    """The heads to edit; None, with a warning, where there are none but a pathway. NotFoundError where neither."""
+    """The heads to edit; None, with a warning, where there are none but branches. NotFoundError where neither."""
     try:
         return experiment.choice()
     except NothingToEdit as error:
-        if experiment.options.heads is not None or not has_pathway(experiment.model):
+        if experiment.options.heads is not None or not has_branches(experiment.model):
             raise
         warnings.warn(f"No head is edited, only the branches: {error}", stacklevel=3)
         return None
@@ -50,12 +56,12 @@ def choice_or_branches(experiment: Experiment) -> Choice | None:
 def write_branch_effects(experiment: Experiment, *, again: bool = False) -> bool:
     """`tables/branch_effects.csv`, and what run.json says of it under "branches"; whether there is such a table.
 
-    A table of the same settings is left as it is, unless `again`. A model without a pathway, or a run of one input, has
-    none.
+    A table of the same settings is left as it is, unless `again`. A model that `has_branches` denies, or a run of one
+    input, has none.
     """
     run, model, seed = experiment.run, experiment.model, experiment.options.seed
     ids = list(dict.fromkeys(run.heads["image"]))
-    if len(ids) < 2 or not has_pathway(model):
+    if len(ids) < 2 or not has_branches(model):
         return False
     settings = {"run": run.config["fingerprint"], "seed": seed, "images": IMAGES, "together": TOGETHER}
     about = run.config.get("branches") or {}
@@ -94,7 +100,7 @@ def branch_rows(experiment: Experiment, ids: list[str]) -> pd.DataFrame:
         return as_input(experiment.model, torch.stack([view.of(refs[name].content(), name) for name in names]))
 
     found = []
-    with precision(experiment.run.config["dtype"], experiment.model.device):
+    with precision(asked_dtype(experiment.run.config), experiment.model.device):
         for first in range(0, len(chosen), TOGETHER):
             some = chosen[first : first + TOGETHER]
             table = measure_branches(experiment.model, shown(some), shown([donor_of[name] for name in some]))

@@ -21,6 +21,7 @@ from sinklab.interventions.passes import Passes
 from sinklab.interventions.replay import unedited
 from sinklab.interventions.task import TaskEffects, task_of
 from sinklab.interventions.values import ValueReader, Values, collect, value_schema
+from sinklab.settings import asked_dtype
 from sinklab.sinks.reader import StatisticsReader
 from sinklab.sinks.rule import SinkRule
 from sinklab.sinks.scan import as_input, head_rows, precision
@@ -141,7 +142,7 @@ class Experiment:
         index = int(design.rows["image_index"].iloc[0]) if design is not None else self._ids()[1][self._ids()[0][0]]
         ref = self.images[index]
         pixels = self.transform.of(ref.content(), ref.id)[None]
-        with precision(self.run.config["dtype"], self.model.device):
+        with precision(asked_dtype(self.run.config), self.model.device):
             pixels = as_input(self.model, pixels)
             start = unedited(self.model, pixels, [])
             require_finite(start.tokens, f"The final tokens of {printable(ref.id)} are not finite without any edit")

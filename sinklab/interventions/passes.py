@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sinklab.data.images import batches
 from sinklab.errors import InputError
 from sinklab.parts import PartWriter, read_parts, read_rows
+from sinklab.settings import asked_dtype
 from sinklab.sinks.scan import as_input, precision
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Passes:
         stream = batches(images, self.view, batch_size=together, skip_batches=leave, **share)
         with (
             PartWriter(folder, self.fingerprint, self.ranks.rank, schema=schema) as parts,
-            precision(self.run.config["dtype"], self.model.device),
+            precision(asked_dtype(self.run.config), self.model.device),
         ):
             for batch in stream:
                 if not alone and set(members[batch.number]) - set(batch.indices):

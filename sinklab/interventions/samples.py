@@ -53,10 +53,18 @@ class Sample:
     """(kind, name, measure)."""
     values: np.ndarray
     drawn: np.ndarray
-    images: int
+    seen: frozenset[int]
+    """Positions of the images in the run's list."""
+    pairs: int
+    """(head, image) pairs: an image counts once for each head that was edited in it."""
     heads: int
     thin: bool = False
     """No head had the images that were asked for, so all heads were taken."""
+
+    @property
+    def images(self) -> int:
+        """How many different images."""
+        return len(self.seen)
 
     def has(self, name: str) -> bool:
         """Was this edit made?"""
@@ -141,7 +149,8 @@ def samples(
         )
         values = own.to_numpy("float64")
         weights = _drawn(len(values), draws, seed, kind, int(layer), int(head), int(joint))
-        found[group] = Sample(columns, values, weights, len(values), 1)
+        seen = frozenset(int(index) for index in own.index.get_level_values("image_index"))
+        found[group] = Sample(columns, values, weights, seen, len(values), 1)
     heads = {group: sample for group, sample in found.items() if group.level == "head"}
     for kind in dict.fromkeys(group.kind for group in heads):
         own_heads = {group: sample for group, sample in heads.items() if group.kind == kind}
@@ -176,6 +185,7 @@ def _classes(kind: str, heads: dict[Group, Sample], min_images: int, draws: int,
             found[group] = replace(own[0], thin=not enough)
             continue
         values = np.stack([mean_of(sample.values) for sample in own])
-        weights, images = _drawn(len(own), draws, seed, kind, blocks), sum(sample.images for sample in own)
-        found[group] = Sample(own[0].columns, values, weights, images, len(own), thin=not enough)
+        weights, pairs = _drawn(len(own), draws, seed, kind, blocks), sum(sample.pairs for sample in own)
+        seen = frozenset[int]().union(*(sample.seen for sample in own))
+        found[group] = Sample(own[0].columns, values, weights, seen, pairs, len(own), thin=not enough)
     return found

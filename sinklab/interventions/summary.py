@@ -18,7 +18,8 @@ def summarise_effects(
     """(effects.csv, causal_verdicts.csv): means, SEM and 95 % intervals by head and class; and what they say.
 
     A head's mean is over its images, a class's the unweighted mean over heads with at least `min_images`. Intervals are
-    percentiles of bootstrap means: over heads for a class, over images for a head. SEM likewise.
+    percentiles of bootstrap means: over heads for a class, over images for a head. SEM likewise. `images` counts
+    different images, `pairs` an image once for each head that was edited in it.
     """
     import numpy as np
     import pandas as pd
@@ -38,8 +39,9 @@ def summarise_effects(
             spread = np.sqrt(np.nansum((sample.values - mean) ** 2, axis=0) / (count - 1)) / np.sqrt(count)
         for i, (kind, name, measure) in enumerate(sample.columns):
             if count[i]:
-                images = sample.images if sample.heads > 1 else int(count[i])
-                numbers: dict[str, Any] = {"images": images, "heads": sample.heads}
+                several = sample.heads > 1
+                numbers: dict[str, Any] = {"images": sample.images if several else int(count[i])}
+                numbers |= {"pairs": sample.pairs if several else int(count[i]), "heads": sample.heads}
                 numbers |= {"mean": mean[i], "sem": spread[i], "low": low[i], "high": high[i]}
                 rows.append(keys | {"joint": group.joint, "kind": kind, "name": name, "measure": measure} | numbers)
         if group.joint == 0 and group.kind != "plan":
@@ -48,6 +50,7 @@ def summarise_effects(
             agrees = verdict == group.kind if judged else None
             about: dict[str, Any] = {
                 "images": sample.images,
+                "pairs": sample.pairs,
                 "heads": sample.heads,
                 "verdict": verdict,
                 "agrees": agrees,

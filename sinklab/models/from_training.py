@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("sinklab-toy-1", "sinklab-lm-1", "sinklab-vit-1")
 WEIGHTS = "model.safetensors"
+STATE = "checkpoint.safetensors"
+"""What a training goes on from."""
 BY_MASS = (
     "half of this task's queries have nothing to do and only they go to the sink, so sinks are found by their mass"
 )
@@ -68,12 +70,47 @@ def members_in(folder: Path) -> dict[str, Path]:
     return present
 
 
+def members_named(folder: Path) -> list[str]:
+    """All members that a training run's run.json names, with weights or without; none of another folder."""
+    import json
+
+    try:
+        held = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    listed = held.get("members") if isinstance(held, dict) and held.get("purpose") == "training" else None
+    return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+
+
+def require_member_whole(path: Path) -> None:
+    """Raise InputError, saying what to do, for a member's folder, or a file in it, that gives no model as it is."""
+    folder = path if path.is_dir() else path.parent
+    left = [name for name in (STATE, "metrics.jsonl", "evaluation.json") if (folder / name).is_file()]
+    if not left or (folder / "run.json").is_file() or not (path.is_dir() or path.name in (STATE, WEIGHTS)):
+        return
+    again = "the training's own command (sinklab train …) with --resume"
+    if not (folder / WEIGHTS).is_file():
+        raise InputError(
+            f"{folder} is a training that is not finished, it has no {WEIGHTS} yet: {again} goes on with it."
+        )
+    if saved_format(folder / WEIGHTS) not in FORMATS:
+        about = WEIGHTS.replace(".safetensors", ".json")
+        wrong = "does not say so" if (folder / about).is_file() else "is missing"
+        raise InputError(f"{folder} holds trained weights, but {about}, which says what they are of, {wrong}: {again} "
+                         "makes it again.")  # fmt: skip
+    if path.name == STATE:
+        raise InputError(f"{path} is what a training goes on from, not a model: name {folder / WEIGHTS}, or {folder}.")
+
+
 def only_member(folder: Path) -> Path | None:
     """The weights of a training run's one member; None for another folder. InputError where there are several."""
-    found = members_in(folder)
-    if len(found) > 1:
+    found, planned = members_in(folder), max(len(members_named(folder)), 1)
+    if max(len(found), planned) > 1:
         named = ", ".join(str(path.parent) for path in list(found.values())[:3])
-        raise InputError(f"The run {folder} trained {len(found)} models: name the folder of one of them ({named}, …).")
+        which = (
+            f"trained {len(found)} models" if len(found) == planned else f"trains {planned} models, {len(found)} so far"
+        )
+        raise InputError(f"The run {folder} {which}: name the folder of one of them ({named}, …).")
     return next(iter(found.values()), None)
 
 

@@ -33,8 +33,8 @@ MARKS = ("attn.gate_proj.", "gp.w_P.", "ls3.gamma")
 def load_member(path: Path, saved_request: dict[str, Any], *, name: str) -> Loaded:
     """A vision transformer of a training run, with the online probe as its classifier if that was saved.
 
-    It is shown pictures as its training's validation showed them, and where the training drew its pictures itself, the
-    held-out ones of the same kind are what it is diagnosed on.
+    It is shown pictures as its training's validation showed them, and those of the validation are what it is diagnosed
+    on unless others are named.
     """
     from sinklab.models.checkpoint import sha256_of
     from sinklab.models.describe import provenance
@@ -45,7 +45,7 @@ def load_member(path: Path, saved_request: dict[str, Any], *, name: str) -> Load
     for parameter in module.parameters():
         parameter.requires_grad_(False)
     seen = about.get("preprocessing") or {}
-    drawn = about.get("pictures")
+    pictures = about.get("pictures")
     labelled = about.get("classes") or []
     return Loaded(
         module=module,
@@ -63,7 +63,7 @@ def load_member(path: Path, saved_request: dict[str, Any], *, name: str) -> Load
         forward=_final_tokens,
         classify=None if probe is None else _probed(probe),
         usual_size=module.shape.image,
-        pictures=drawn if isinstance(drawn, dict) else None,
+        pictures=pictures if isinstance(pictures, dict) else {"kind": "unknown"},
         extra={"variant": about.get("arm"), "classes": list(labelled)},
     )
 

@@ -161,12 +161,13 @@ def _example(prefix: str) -> str:
 
 
 def _from_run(folder: Path, request: Request) -> Loaded:
-    from sinklab.models.from_training import load_trained, only_member
+    from sinklab.models.from_training import load_trained, only_member, require_member_whole
     from sinklab.models.saved import request_from_run, require_same_weights
 
     trained = only_member(folder)
     if trained is not None:
         return load_trained(trained, request)
+    require_member_whole(folder)
     again, digest = request_from_run(folder, request)
     named = Path(again.name).expanduser()
     by_library = again.name == "demo" or again.name.partition(":")[0] in _PREFIXES
@@ -178,11 +179,12 @@ def _from_run(folder: Path, request: Request) -> Loaded:
 
 
 def _from_sidecar(path: Path, request: Request) -> Loaded:
-    from sinklab.models.from_training import is_trained_model, load_trained
+    from sinklab.models.from_training import is_trained_model, load_trained, require_member_whole
     from sinklab.models.saved import images_come_second, read_sidecar, with_preprocessing
 
     if is_trained_model(path):
         return load_trained(path, request)
+    require_member_whole(path)
     if _is_picture(path):
         raise InputError(f"{path} is a picture, not a model. {images_come_second(path, request)}")
     if request.weights is not None or request.random_weights:

@@ -139,8 +139,8 @@ class Loaded:
     usual_size: int | None = None
     """Side in pixels at which it is looked at unless another is asked for; None for the paper's 224."""
     pictures: dict[str, Any] | None = None
-    """Of a model that was trained on drawn pictures: the fields of `data.procedural.ProceduralImages` that give the
-    held-out ones, which it is diagnosed on unless others are given."""
+    """Of a model that sinklab trained on pictures: where those of its validation lie, or how they are drawn, as
+    `data.validated.where_found` says it; it is diagnosed on them unless others are given."""
     classify: Callable[[nn.Module, Tensor], Tensor] | None = None
     """(module, final tokens [B N C]) → logits [B classes]; None for a model without a classifier."""
     extra: dict[str, Any] = field(default_factory=dict)

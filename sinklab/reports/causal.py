@@ -230,4 +230,6 @@ def _clause(name: str, rows: list[dict[str, Any]], verdict: dict[str, Any] | Non
     )
     tally += f", {undecided} undecided" if undecided else ""
     tally = "one head" if one else tally
+    if agrees not in ("True", "False") and verdict and verdict["reason"]:
+        tally += f"; {verdict['reason']}"
     return Markup('<strong class="{}-text">{}</strong> ({})').format(name, said, tally)

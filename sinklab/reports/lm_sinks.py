@@ -64,7 +64,7 @@ def sink_facts(run: Run) -> dict[str, Any]:
     sunk = table[table["events"] > 0]
     classes, kinds = sunk[f"class_{definition.name}"].value_counts(), sunk["kind"].value_counts()
     return {
-        "rule": rule.name,
+        "rule": rule.label,
         "definition": definition.name,
         "sequences": int(heads["image_index"].nunique()),
         "heads": len(table),

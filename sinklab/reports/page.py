@@ -170,7 +170,7 @@ def draw_figures(found: Findings) -> dict[str, captions.Drawn]:
     """The page's figures by the section that holds them; those about sunk heads are absent if no head sinks."""
     events = int(found.table["events"].sum())
     images = int(found.verdict.numbers["images"])
-    counted = captions.Counted(images=images, events=events, rule=found.rule.name, words=found.words)
+    counted = captions.Counted(images=images, events=events, rule=found.rule.label, words=found.words)
     drawn: dict[str, captions.Drawn] = {}
     if found.causal is not None:
         named = {"effects": effects_figure(found.causal), "joint": joint_figure(found.causal)}
@@ -212,7 +212,7 @@ def _write_tables(run: SavedRun, found: Findings) -> None:
     run.write_table("tables/heads.csv", tables.labelled(found.table, rule=found.rule.name))
     run.write_table("tables/counts_per_image.csv", found.counts)
     run.write_table("tables/table14.csv", tables.labelled(tables.table_14(found.own_counts), **rule))
-    run.write_table("tables/table15.csv", tables.table_15(found.counts, found.words.first))
+    run.write_table("tables/table15.csv", tables.table_15(found.counts, found.words.first, found.rule))
     run.write_table("tables/sensitivity.csv", tables.labelled(found.sensitivity, rule=found.rule.name))
     sunk = found.routes[found.routes["events"] > 0]
     run.write_table("tables/routes.csv", tables.labelled(sunk, rule=found.rule.name))
@@ -259,7 +259,7 @@ def render(
         drawn=drawn,
         layers=sections.layer_sections(found.table, found.definition),
         table_14=sections.records(tables.table_14(found.own_counts)),
-        table_15=sections.records(tables.table_15(found.counts, found.words.first)),
+        table_15=sections.records(tables.table_15(found.counts, found.words.first, found.rule)),
         grids=[(each, sections.grid_tables(tables.sensitivity_grid(found.sensitivity, each)))
                for each in found.definitions],
         routes=sections.strongest_first(found.routes[found.routes["events"] > 0]),

@@ -38,7 +38,7 @@ def verdict_lines(run: FinishedRun) -> list[str]:
     table = head_summary(heads, rule, [definition])
     broken = int((table["not_finite"] > 0).sum())
     lines = [f"{plural(broken, 'head')} {'is' if broken == 1 else 'are'} not finite."] if broken else []
-    judged = f"(rule {rule.name}, definition {definition.name})"
+    judged = f"(rule {rule.label}, definition {definition.name})"
     if not len(events):
         return [f"None of {plural(len(table), 'head')} sinks {judged}.", *lines]
     classes = table.loc[table["events"] > 0, f"class_{definition.name}"].value_counts()

@@ -50,7 +50,7 @@ def _strip(rows: pd.DataFrame, words: Words, rule: SinkRule, definition: SinkDef
         title=f"Layer {layer}, head {head}: {CLASS_NAME.get(label, label)}",
         reading=f"{words.title[:-1]} by {words.noun}, the attention that each token gives to the sink, 0 to 1, in the "
         "order of the tokens, counted from 0.",
-        counts=f"n = {counted} ({rule.name} rule); class by the definition “{definition.name}”; {len(shown)} shown.",
+        counts=f"n = {counted} ({rule.label} rule); class by the definition “{definition.name}”; {len(shown)} shown.",
         alt=f"Bars of the attention that each token gives to the sink. {said}",
         table=kept[["image", "layer", "head", "class", "sink_index", "query", "attention"]].reset_index(drop=True),
     )

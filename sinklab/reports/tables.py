@@ -57,9 +57,11 @@ def report_rules(rule: SinkRule) -> list[SinkRule]:
     return rules + strict
 
 
-def rule_label(name: str, epsilon: float) -> str:
-    """ "relaxed", "mass", or "strict, ε = 0.3"."""
-    return f"strict, ε = {epsilon:g}" if name == "strict" else name
+def rule_label(name: str, epsilon: float, own: SinkRule | None = None) -> str:
+    """ "relaxed", "strict, ε = 0.3", or "mass"; of the run's own rule with all that is chosen in it, "mass ≥ 0.3"."""
+    if name == "strict":
+        return f"strict, ε = {epsilon:g}"
+    return own.label if own is not None and own.name == name else name
 
 
 def table_14(counts: pd.DataFrame) -> pd.DataFrame:
@@ -79,12 +81,13 @@ def table_14(counts: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def table_15(counts: pd.DataFrame, first: str = "cls") -> pd.DataFrame:
+def table_15(counts: pd.DataFrame, first: str = "cls", own: SinkRule | None = None) -> pd.DataFrame:
     """Sinks per image under every rule, by blocks.
 
-    counts: `counts_per_image`. Columns blocks ("1+" first), rule, epsilon, rule_label, then nop_<definition> and
-    broadcast_<definition> for each definition, all, all_on_cls (events per image, whatever the class), images.
-    `first` is the kind of the model's first prefix token, in place of cls: all_on_bos for "bos", no column for "".
+    counts: `counts_per_image`; own: the run's rule, whose thresholds its label says. Columns blocks ("1+" first), rule,
+    epsilon, rule_label, then nop_<definition> and broadcast_<definition> for each definition, all, all_on_cls (events
+    per image, whatever the class), images. `first` is the kind of the model's first prefix token, in place of cls:
+    all_on_bos for "bos", no column for "".
     """
     import pandas as pd
 
@@ -95,7 +98,7 @@ def table_15(counts: pd.DataFrame, first: str = "cls") -> pd.DataFrame:
             "blocks": blocks,
             "rule": rule,
             "epsilon": epsilon,
-            "rule_label": rule_label(str(rule), float(str(epsilon))),
+            "rule_label": rule_label(str(rule), float(str(epsilon)), own),
         }
         names = list(dict.fromkeys(group["definition"]))
         for name in names:

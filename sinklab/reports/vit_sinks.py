@@ -16,8 +16,18 @@ from sinklab.reports.palette import CLASS_NAME
 from sinklab.reports.saved import reading
 from sinklab.reports.sections import records
 from sinklab.reports.spoken import verdict_lines
-from sinklab.reports.variants import Compared, arm_and_seed, rules_of, sink_counts, table_14, table_15
-from sinklab.reports.wording import DASH, fixed, joined, plural
+from sinklab.reports.variants import (
+    CELLS,
+    Compared,
+    arm_and_seed,
+    differing_images,
+    not_finite_sentences,
+    rules_of,
+    sink_counts,
+    table_14,
+    table_15,
+)
+from sinklab.reports.wording import DASH, THIN, fixed, joined, plural
 from sinklab.run import Run
 
 if TYPE_CHECKING:
@@ -29,7 +39,8 @@ SHOWN = ("nop", "broadcast", "all")
 
 @dataclass(frozen=True, kw_only=True)
 class Sinks:
-    """The finished diagnoses below a run, and their tables; none where rules differ, for such counts do not compare."""
+    """The finished diagnoses below a run, and their tables; none where rules or images differ: such counts do not
+    compare."""
 
     runs: list[Compared]
     members: list[str]
@@ -38,16 +49,23 @@ class Sinks:
     table_15: pd.DataFrame | None = None
     rules: Sequence[str] = ()
     """More than one: what was judged under them is not tabulated."""
+    differing: str = ""
+    """What the models were diagnosed on, where that was not the same images; then there are no tables either."""
+    not_finite: Sequence[str] = ()
+    """Of each model with heads that are not finite, how many they are."""
 
     @property
     def rule(self) -> str:
-        return str(self.runs[0].run.config["rule"]["name"])
+        return self.runs[0].rule.label
 
     def words(self) -> str:
         """ "relaxed rule; 16 images a model"."""
+        return f"{self.rule} rule; {self.images()} a model"
+
+    def images(self) -> str:
+        """ "16 images", or "12 to 16 images"."""
         counts = sorted({int(one.run.heads["image_index"].nunique()) for one in self.runs})
-        many = plural(counts[0], "image") if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,} images"
-        return f"{self.rule} rule; {many} a model"
+        return plural(counts[0], "image") if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,} images"
 
 
 def read_sinks(folder: Path, members: Sequence[str]) -> Sinks:
@@ -61,15 +79,22 @@ def read_sinks(folder: Path, members: Sequence[str]) -> Sinks:
             run = Run.open(path)
             if run.config.get("status") == "complete":
                 arm, seed = arm_and_seed(name)
-                runs.append(Compared(run=run, source=folder.as_posix(), arm=arm, seed=seed))
+                runs.append(Compared(run=run, source=folder.as_posix(), arm=arm, seed=seed, member=name))
                 names.append(name)
     with reading(folder / DIAGNOSED, WRITER):
         rules = rules_of(runs)
-        if len(rules) != 1:
-            return Sinks(runs=runs, members=names, rules=rules)
+        differing = differing_images(runs)
+        if len(rules) != 1 or differing:
+            return Sinks(runs=runs, members=names, rules=rules, differing=differing)
         counts = sink_counts(runs)
-        rule = str(runs[0].run.config["rule"]["name"])
-        return Sinks(runs=runs, members=names, table_14=table_14(counts, rule), table_15=table_15(counts), rules=rules)
+        return Sinks(
+            runs=runs,
+            members=names,
+            table_14=table_14(counts, runs[0].rule.name),
+            table_15=table_15(counts),
+            rules=rules,
+            not_finite=[sentence.removeprefix(f"{folder.as_posix()}/") for sentence in not_finite_sentences(counts)],
+        )
 
 
 def pathway_shares(folder: Path, sinks: Sinks) -> pd.DataFrame:
@@ -116,11 +141,18 @@ def table_14_groups(table: pd.DataFrame, registers: Mapping[str, int]) -> list[t
     """
     groups = []
     for name, mine in table.groupby("definition", sort=False):
-        rows = [row for row in records(mine) if row["kind"] != "register" or row["all"] or registers.get(row["arm"], 0)]
+        told = [row | {f"{name}_words": cell(row, name) for name in CELLS} for row in records(mine)]
+        rows = [row for row in told if row["kind"] != "register" or row["all"] or registers.get(row["arm"], 0)]
         order = list(dict.fromkeys(row["arm"] for row in rows))
         rows.sort(key=lambda row: (order.index(row["arm"]), row["kind"] != "all"))
         groups.append((str(name), rows))
     return groups
+
+
+def cell(row: Mapping[str, Any], name: str) -> str:
+    """ "0.25 ± 0.10"; the mean alone for one seed."""
+    mean, std = fixed(row[name]), row[f"{name}_std"]
+    return mean if std != std else f"{mean}{THIN}±{THIN}{fixed(std)}"
 
 
 def table_15_groups(table: pd.DataFrame) -> tuple[list[str], list[tuple[str, list[dict[str, Any]]]]]:
@@ -130,7 +162,7 @@ def table_15_groups(table: pd.DataFrame) -> tuple[list[str], list[tuple[str, lis
     for definition, mine in table.groupby("definition", sort=False):
         rows = []
         for arm, own in mine.groupby("arm", sort=False):
-            cells = {str(row["rule"]): " / ".join(fixed(row[name]) for name in SHOWN) for row in records(own)}
+            cells = {str(row["rule"]): " / ".join(cell(row, name) for name in SHOWN) for row in records(own)}
             rows.append({"arm": str(arm), "cells": [cells.get(rule, DASH) for rule in rules]})
         groups.append((str(definition), rows))
     return rules, groups

@@ -111,6 +111,7 @@ def _shown(
         "results": result_rows(saved),
         "sinks": sinks,
         "sink_words": sinks.words() if sinks.table_14 is not None else "",
+        "sink_images": sinks.images() if sinks.table_15 is not None else "",
         "missing": vit_sinks.missing_sentence(sinks, finished),
         "table_14": [] if sinks.table_14 is None else vit_sinks.table_14_groups(sinks.table_14, registers),
         "rules": rules,

@@ -61,7 +61,8 @@ def before_scan(
         )
         | {"python": sys.version.split()[0]},
         "device": device_name(model.device),
-        "dtype": options.dtype,
+        "dtype": options.dtype if options.dtype == "bfloat16" else str(model.dtype).removeprefix("torch."),
+        "autocast": options.dtype == "bfloat16",
         "tf32": bool(torch.backends.cuda.matmul.allow_tf32) if model.device.type == "cuda" else False,
         "matmul_precision": torch.get_float32_matmul_precision(),
         "ranks": own.world,

@@ -135,6 +135,17 @@ class SinkRule:
             "of the attention, averaged over queries."
         )
 
+    @property
+    def label(self) -> str:
+        """Its name with what is chosen in it: "relaxed", "relaxed (0.8 of queries give 0.5)", "strict, ε = 0.3",
+        "mass ≥ 0.3"."""
+        if self.name == "strict":
+            return f"strict, ε = {self.epsilon:.12g}"
+        if self.name == "mass":
+            return f"mass ≥ {self.threshold:.12g}"
+        usual = (self.attention, self.fraction) == (0.5, 0.9)
+        return "relaxed" if usual else f"relaxed ({self.fraction:.12g} of queries give {self.attention:.12g})"
+
     def _needed(self, queries: Iterable[int]) -> dict[int, int]:
         """The least number of routed queries, for each number of queries: the fraction's exact ceiling."""
         fraction = Fraction(str(self.fraction))

@@ -72,6 +72,10 @@ def read_toy_results(run: Run) -> pd.DataFrame:
 
 
 VIT_MEASURES = ("probe_accuracy", "probe_loss")
+MEANINGS = {
+    "common_mode": "mean share over blocks from 1 on, of attention's update as it is added, any output gate included"
+}
+"""What a measure's name does not say by itself."""
 
 
 def read_vit_results(run: Run) -> pd.DataFrame:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from sinklab.data.procedural import ProceduralImages
+from sinklab.data.validated import where_found
 from sinklab.errors import InputError, NotFoundError
 from sinklab.run import Run, library_versions
 from sinklab.settings import require_seeds
@@ -175,7 +176,16 @@ def _begin(run: Run, members: Sequence[Member], ranks: Ranks, command: Sequence[
         world=ranks.world,
         notes=notes,
         pictures={member.config.name: len(member.images) for member in members},
+        sources={member.config.name: _sources(member) for member in members},
     )
+
+
+def _sources(member: Member) -> dict[str, Any]:
+    """Where the pictures of a training and of its validation lie, or how they are drawn."""
+    held_out = member.about()["pictures"]
+    if member.validation is member.images:
+        return {"training": held_out, "validation": held_out}
+    return {"training": where_found(member.images, count=len(member.images)), "validation": held_out}
 
 
 def _train_member(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sinklab.atomic import atomically
-from sinklab.data.procedural import ProceduralImages
+from sinklab.data.validated import where_found
 from sinklab.models.describe import IMAGENET
 from sinklab.models.vit import ViT, ViTShape
 from sinklab.models.vit_file import described
@@ -127,10 +127,12 @@ class Member:
         }
 
     def about(self) -> dict[str, Any]:
-        """`settings`, and which pictures it can be diagnosed on where they are drawn: those of the validation."""
-        held_out = self.validation
-        drawn = {**asdict(held_out), "kind": "procedural"} if isinstance(held_out, ProceduralImages) else None
-        return {**self.settings(), "pictures": drawn}
+        """`settings`, and which pictures it is diagnosed on where none are named: those of the validation."""
+        learned_from = self.validation is self.images
+        return {
+            **self.settings(),
+            "pictures": where_found(self.validation, count=self.config.validation_images, learned_from=learned_from),
+        }
 
 
 def build_feed(member: Member) -> Feed:

@@ -101,3 +101,27 @@ def patch_again(run: Any, handle: Any, images: Any, **chosen: Any) -> Any:
     """`sinklab.patch` of a run whose pictures are drawn and whose model is in memory."""
     handle.loaded.__dict__["pictures"] = PICTURES  # as a member of a training run has them
     return sinklab.patch(run, handle, **chosen)
+
+
+def test_a_plain_vision_transformer_of_ours_has_its_attention_switched_off_layer_by_layer(tmp_path: Path) -> None:
+    from sinklab.models.vit_file import described
+    from sinklab.training.checkpoint import save_model
+
+    vit = model().module
+    about = {**described(vit.shape), "arm": "baseline", "seed": 0, "step": 1, "pictures": PICTURES}
+    save_model(tmp_path / "m/model.safetensors", vit, about)
+    run = sinklab.diagnose(str(tmp_path / "m"), output=tmp_path / "run", report=False)
+    with pytest.warns(UserWarning, match="No head is edited, only the branches"):
+        table = sinklab.patch(run).table("branch_effects")
+    assert set(table["edit"]) == {"attention_off"} and set(table["layer"]) == {0, 1}
+
+    images = drawn_images(PICTURES)
+    pixels = torch.stack([sinklab_view(model()).of(ref.content(), ref.id) for ref in images])
+    with torch.no_grad():
+        before = vit(pixels)[:, 1:]
+        vit.blocks[1].attn.proj.weight.zero_()  # nothing is added, whatever the pattern
+        vit.blocks[1].attn.proj.bias.zero_()
+        gap = vit(pixels)[:, 1:] - before
+    expected = ((gap**2).sum((1, 2)) / (before**2).sum((1, 2))).sqrt().mean()
+    mean = table.set_index(["layer", "measure"])["mean"]
+    assert mean[1, "patch_change"] == pytest.approx(float(expected), rel=1e-4)

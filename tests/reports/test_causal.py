@@ -122,7 +122,8 @@ def test_thin_evidence_is_undecided_and_never_a_class(tmp_path: Path) -> None:
     finding = class_findings(causal)[0]
     assert "NOP: undecided." in finding["lead"] and "it is not settled" in finding["lead"]
     assert "agree" not in words(finding["lead"]) and finding["tally"] == "Of 2 edited NOP heads, all are undecided."
-    assert "the class of the NOP heads stays undecided" in verdict_sentence(causal)
+    said = "the class of the NOP heads stays undecided (0 of 2 agree, 2 undecided; "
+    assert said + "0 head with enough images, fewer than 2)" in words(verdict_sentence(causal))
     assert finding["numbers"] == ""  # no class mean, so none is quoted
 
 

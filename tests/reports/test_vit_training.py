@@ -285,7 +285,8 @@ def test_diagnosed_models_add_tables_14_and_15_as_compare_has_them(diagnosed: Pa
     assert [row[0] for row in totals] == [*ARMS, *ARMS]  # of either definition, each before its tokens
     for row, definition in zip(totals, ("causal", "causal", "counts", "counts"), strict=True):
         expected = whole.loc[(definition, row[0], "all")]
-        assert row[2:6] == [f"{expected[name]:.2f}" for name in ("nop", "broadcast", "intermediate", "all")]
+        for cell, name in zip(row[2:6], ("nop", "broadcast", "intermediate", "all"), strict=True):
+            assert cell == f"{expected[name]:.2f} ± {expected[f'{name}_std']:.2f}"
     for member in Run.open(diagnosed).config["members"]:
         assert f'<a href="diagnosed/{member}/report.html">{member}</a>' in page(diagnosed)
         assert (diagnosed / f"diagnosed/{member}/report.html").is_file()
