@@ -95,6 +95,7 @@ def together(device: str) -> Iterator[tuple[Ranks, str]]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Ranks(), device
         return
+    import torch._dynamo  # before there is a group, see _let_go
     import torch.distributed as dist
 
     kind = torch.device(device).type
@@ -109,4 +110,19 @@ def together(device: str) -> Iterator[tuple[Ranks, str]]:
         yield Ranks(rank=dist.get_rank(), world=dist.get_world_size(), device=device), device
     finally:
         if mine:
-            dist.destroy_process_group()
+            _let_go()
+
+
+def _let_go() -> None:
+    """End the process group with all that refers to it, so that its threads end here and not with the interpreter.
+
+    A thread of gloo's that lets go of a tensor while the interpreter ends aborts the process, after all was done. Two
+    things keep a group, and its threads, beyond `destroy_process_group`: DDP's wrapper, which refers to itself; and
+    the modules that torch._dynamo brings along, which keep the group that there is when they are imported. DDP and the
+    optimizers import them at their first use, so they are imported before there is a group.
+    FSDP2 keeps the group of its mesh for good.
+    """
+    import gc
+
+    gc.collect()
+    torch.distributed.destroy_process_group()
