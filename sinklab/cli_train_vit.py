@@ -45,7 +45,9 @@ def train_vit_command(
     seeds: Annotated[
         str, typer.Option(help="Seeds like 0-2 or 0,5: first weights, order, views and directions.")
     ] = "0",
-    workers: Annotated[int, typer.Option(min=0, help="Processes that read images and make their views.")] = 0,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Processes a rank that read images and, on a CPU, make their views.")
+    ] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N, mps; meta with --steps.")] = "auto",
     compile: Annotated[bool, typer.Option("--compile", help="Compile the network with torch.compile.")] = False,
     shard: Annotated[

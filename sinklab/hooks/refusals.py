@@ -23,6 +23,8 @@ ADVICE = {
     "the model without TIMM_FUSED_ATTN=0.",
     "lens": "This TransformerLens bridge did not show its steps, as one that keeps its heads' results apart does not: "
     "call model.set_use_attn_result(False), or load the model as hf:REPO_OR_DIR.",
+    "kernel": "Its kernel is not softmax: weights need not sum to 1 over the keys, and no sink is defined for them. "
+    "What rows sum to is recorded as it is trained (row_sum_LAYER in metrics.jsonl).",
     "": "xFormers kernels and eager formulas are not visible: load the model through timm, OpenCLIP or Hugging Face "
     "with SDPA attention.",
 }
@@ -56,6 +58,8 @@ def no_call(site: Site) -> str:
     config = getattr(site.attention, "config", None)
     if site.parts.eager is not None:
         advice = "lens"
+    elif hasattr(getattr(site.attention, "kernel", None), "pattern"):  # of sinklab's own attention
+        advice = "kernel"
     elif getattr(config, "_attn_implementation", None) == "eager":
         advice = "eager"
     else:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sinklab.errors import InputError
+from sinklab.models.attention import Attention
 from sinklab.models.vit import ViT, shares
 from sinklab.training.checkpoint import whole
 from sinklab.training.distributed import Ranks
@@ -92,9 +93,34 @@ def layer_scores(model: LeJEPA, pixels: Tensor, score: Score | None = None) -> d
                 _, moments = model.vit(pixels, measure=kind)
             name = "common_mode" if kind == "gated" else "common_mode_ungated"
             found |= {f"{name}_{layer}": value for layer, value in enumerate(shares(moments).tolist())}
+        found |= row_sums(gathered(model.vit), pixels)
         return found | dict(score(gathered(model.vit), pixels) if score is not None else {})
     finally:
         model.train(was)
+
+
+def row_sums(vit: ViT, pixels: Tensor) -> dict[str, float]:
+    """row_sum_LAYER, the mean over images, heads and queries of Σ_j A_ij, for kernels whose rows need not sum to 1; of
+    a sink logit 1 − row_sum is the mass that escaped. Nothing for softmax."""
+    if vit.shape.kernel == "softmax":
+        return {}
+    sums: dict[str, float] = {}
+
+    def hook(layer: int, attention: Attention) -> Callable[..., None]:
+        def look(module: Any, args: Any, h: Tensor) -> None:
+            sums[f"row_sum_{layer}"] = float(attention.pattern(h).sum(-1).mean())
+
+        return look
+
+    handles = [
+        block.norm1.register_forward_hook(hook(layer, block.attn)) for layer, block in enumerate(cast(Any, vit.blocks))
+    ]
+    try:
+        vit(pixels)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sums
 
 
 def gathered(vit: ViT) -> ViT:

@@ -155,8 +155,8 @@ class Feed:
         workers: int = 0,
         device: str = "cpu",
     ) -> None:
-        """`batches` is how many there are in the whole training. With `workers` views are made in these processes,
-        else here: on the GPU if that is the device."""
+        """`batches` is how many there are in the whole training. With `workers` these processes read the images. Views
+        are made on the training's device, so that they do not depend on workers; on a CPU by the workers."""
         ranks = ranks or Ranks()
         self.order = Order(
             images=len(images),
@@ -179,7 +179,7 @@ class Feed:
         self.skipped: set[str] = set()
         """Pictures that this rank could not read so far, and those of all ranks before the checkpoint."""
         self._ranks = ranks
-        self._parts = Parts(images, self.order, shape, make_views=workers > 0 or self.device.type == "cpu")
+        self._parts = Parts(images, self.order, shape, make_views=self.device.type == "cpu")
         self._stream: Iterator[Shown] | None = None
         self._next = -1
 

@@ -17,6 +17,12 @@ VALIDATION = "validation.jsonl"
 BEST = "best"
 
 
+def state_name(name: str) -> str:
+    """The file of the whole state (optimizer, step) as it was when the weights of that name were kept: put in the place
+    of checkpoint.safetensors, it is what --resume goes on from."""
+    return f"checkpoint-{name}.safetensors"
+
+
 def validation_lines(path: Path, *, before: int) -> list[dict[str, Any]]:
     """The lines of earlier epochs, up to one that is none."""
     kept: list[dict[str, Any]] = []

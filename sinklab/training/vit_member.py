@@ -16,7 +16,7 @@ from sinklab.models.describe import IMAGENET
 from sinklab.models.vit import ViT, ViTShape
 from sinklab.models.vit_file import described
 from sinklab.run import fingerprint
-from sinklab.training.checkpoint import save_model
+from sinklab.training.checkpoint import save_checkpoint, save_model
 from sinklab.training.distributed import Ranks
 from sinklab.training.joined import WrappedRanks, shard_over_ranks
 from sinklab.training.lejepa import LeJEPA, Weights, directions, first_not_finite
@@ -25,7 +25,7 @@ from sinklab.training.views import view_seed
 from sinklab.training.vit_config import ViTConfig
 from sinklab.training.vit_evaluate import Score, evaluate, layer_scores
 from sinklab.training.vit_feed import Feed, Pictures, Shown, readable, shown_fixed
-from sinklab.training.vit_kept import BEST, VALIDATION, is_best, validation_lines
+from sinklab.training.vit_kept import BEST, VALIDATION, is_best, state_name, validation_lines
 
 
 def shape_from_config(config: ViTConfig) -> ViTShape:
@@ -180,7 +180,7 @@ def build_recipe(member: Member) -> tuple[Recipe, LeJEPA, Feed]:
         fingerprint=fingerprint({**member.settings(), "images": member.images.sha256}),
         accumulate=config.accumulate,
         ranks=ranks,
-        after=lambda done: _after_step(member, model, done),
+        after=lambda done: _after_step(member, recipe, model, done),
         memory=feed,
     )
     return recipe, model, feed
@@ -209,8 +209,8 @@ def _terms(called: nn.Module, shown: Shown, member: Member) -> dict[str, Tensor]
     return {**means, "total": terms["total"]}
 
 
-def _after_step(member: Member, model: LeJEPA, done: int) -> None:
-    """At the end of an epoch: validate, and keep the weights if they are the best, or due."""
+def _after_step(member: Member, recipe: Recipe, model: LeJEPA, done: int) -> None:
+    """At the end of an epoch: validate, and keep weights and state if they are the best, or due."""
     epoch, rest = divmod(done, member.steps_per_epoch)
     if rest:
         return
@@ -225,16 +225,12 @@ def _after_step(member: Member, model: LeJEPA, done: int) -> None:
         better = is_best(member, epoch, found["probe_accuracy"], kept)
     better = member.ranks.any(better)  # all ranks have to take part in gathering a sharded model
     told = {**member.about(), "epoch": epoch, "step": done, "validation": found}
-    if better:
-        save_model(member.folder / f"{BEST}.safetensors", model.vit, told, writes=writes, beside={"probe": model.probe})
-    if config.save_every and epoch % config.save_every == 0:
-        save_model(
-            member.folder / f"epoch-{epoch:04d}.safetensors",
-            model.vit,
-            told,
-            writes=writes,
-            beside={"probe": model.probe},
-        )
+    names = [BEST] if better else []
+    names += [f"epoch-{epoch:04d}"] if config.save_every and epoch % config.save_every == 0 else []
+    for name in names:
+        path = member.folder / f"{name}.safetensors"
+        save_model(path, model.vit, told, writes=writes, beside={"probe": model.probe})
+        save_checkpoint(member.folder / state_name(name), recipe, done)
 
 
 def evaluated(member: Member, model: LeJEPA) -> dict[str, Any]:

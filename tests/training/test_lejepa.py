@@ -200,3 +200,13 @@ def test_in_bfloat16_the_objective_is_still_computed_in_float32() -> None:
     assert all(value.dtype == torch.float32 for value in rough.values())
     assert float(rough["total"].detach()) == pytest.approx(float(terms["total"].detach()), rel=0.05)
     assert float(rough["invariance"].detach()) != float(terms["invariance"].detach())
+
+
+def test_the_projector_has_as_many_parameters_as_the_paper_says() -> None:
+    """Two hidden layers of 2048 with batch norm, then 128: 1024·2048 + 2048² + 2048·128 weights, biases and norms."""
+    with torch.device("meta"):
+        projector = LeJEPA(
+            ViT(ViTShape(dim=1024, heads=16, depth=1)), weights=Weights(sigreg=0.02), classes=2
+        ).projector
+    count = sum(parameter.numel() for parameter in projector.parameters())
+    assert count == 1024 * 2048 + 2048**2 + 2048 * 128 + 2 * 2048 + 128 + 4 * 2048 and round(count / 1e6, 2) == 6.57

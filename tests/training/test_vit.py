@@ -26,7 +26,7 @@ from sinklab.training.loop import METRICS, Progress, Stopped, read_metrics
 from sinklab.training.vit import train_vit
 from sinklab.training.vit_config import ViTConfig, make_config
 from sinklab.training.vit_dry_run import dry_run
-from sinklab.training.vit_evaluate import evaluate
+from sinklab.training.vit_evaluate import evaluate, layer_scores
 from sinklab.training.vit_member import build_model, build_optimizer
 
 IMAGES = ProceduralImages(count=12, size=16)
@@ -162,6 +162,40 @@ def test_weights_that_are_no_numbers_never_take_the_place_of_a_checkpoint_or_of_
     with pytest.raises(InputError, match="After 6 steps weights are no longer numbers"):
         trained(tmp_path / "b", last, score=poison)
     assert not (folder(tmp_path / "b", last) / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("kernel", "low", "high"), [("softmax", 1, 1), ("clipped", 0, 1), ("sink-logit", 0, 1)])
+def test_what_rows_sum_to_is_told_of_kernels_that_may_leave_something_out(kernel: str, low: float, high: float) -> None:
+    model = build_model(small("baseline-tiny", kernel=kernel), 0, 2).eval()
+    pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    found = {name: value for name, value in layer_scores(model, pixels).items() if name.startswith("row_sum")}
+    if kernel == "softmax":
+        assert found == {}
+        return
+    first: Any = model.vit.blocks[0]
+    seen: list[Tensor] = []
+    first.norm1.register_forward_hook(lambda module, args, h: seen.append(h))
+    model.vit(pixels)
+    q, k, _ = first.attn.heads(seen[0])
+    logits = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    if kernel == "sink-logit":  # one more logit, 0 at first, whose weight goes nowhere
+        rows = logits.exp().sum(-1) / (1 + logits.exp().sum(-1))
+    else:
+        rows = (1.03 * torch.softmax(logits, -1) - 0.03).clamp(0, 1).sum(-1)
+    assert found["row_sum_0"] == pytest.approx(float(rows.mean()), abs=1e-5)
+    assert len(found) == 3 and all(low < value < high for value in found.values())
+
+
+def test_the_state_kept_at_an_epoch_is_what_a_training_goes_on_from_to_the_same_end(tmp_path: Path) -> None:
+    config = small(save_every=1)
+    trained(tmp_path, config)
+    own = folder(tmp_path, config)
+    before = {path.name: path.read_bytes() for path in own.iterdir()}
+    assert {"checkpoint-best.safetensors", "checkpoint-epoch-0001.safetensors"} < before.keys()
+    (own / "checkpoint.safetensors").write_bytes(before["checkpoint-epoch-0001.safetensors"])
+    (own / "evaluation.json").unlink()
+    trained(tmp_path, config, resume=True)
+    assert {path.name: path.read_bytes() for path in own.iterdir()} == before
 
 
 def test_what_cannot_be_overwrites_nothing(tmp_path: Path) -> None:
