@@ -3,9 +3,9 @@
 The text between `<!-- demo:begin -->` and `<!-- demo:end -->` comes from results/demo.json, that between the speed
 marks from results/diagnose.json, that between the patch marks from results/patch.json. Those of
 docs/controlled-tasks.md are of results/toy_tables.json, toy_truth.json and toy_budget.json, those of
-docs/language-models.md of lm_tables.json and kuramoto.json, those of docs/vision-training.md of vit_study.json and
-vit_memory.json, those of docs/settings.md of the config dataclasses. A block whose file is not there is left as it is.
-A number stands in one place: the result file.
+docs/language-models.md of lm_tables.json and kuramoto.json, those of docs/vision-training.md of vit_study.json,
+vit_memory.json and vit_dry_run.json, those of docs/settings.md of the config dataclasses. A block whose file is not
+there is left as it is. A number stands in one place: the result file.
 """
 
 from __future__ import annotations
@@ -115,6 +115,13 @@ def truth_text(result: dict[str, Any]) -> str:
     return words(result)
 
 
+def dry_run_text(result: dict[str, Any]) -> str:
+    """ViT-L, two steps of it."""
+    from vit_words import dry_run_text as words
+
+    return words(result)
+
+
 def budget_text(result: dict[str, Any]) -> str:
     """What the controlled tasks need: `toy_budget.py`."""
     from toy_words import budget_text as words
@@ -142,10 +149,15 @@ def filled(text: str) -> str:
         text = replaced(text, name, told())
     files = {"demo": "demo.json", "speed": "diagnose.json", "patch": "patch.json", "toy": "toy_tables.json"}
     files |= {"lm": "lm_tables.json", "kuramoto": "kuramoto.json", "truth": "toy_truth.json"}
-    files |= {"budget": "toy_budget.json", "study": "vit_study.json", "memory": "vit_memory.json"}
+    files |= {
+        "budget": "toy_budget.json",
+        "dry-run": "vit_dry_run.json",
+        "study": "vit_study.json",
+        "memory": "vit_memory.json",
+    }
     written = {"demo": demo_text, "speed": speed_text, "patch": patch_text, "toy": toy_text}
     written |= {"lm": lm_text, "kuramoto": kuramoto_text, "truth": truth_text}
-    written |= {"budget": budget_text, "study": study_text, "memory": memory_text}
+    written |= {"budget": budget_text, "dry-run": dry_run_text, "study": study_text, "memory": memory_text}
     for name, words in written.items():
         if f"<!-- {name}:begin -->" not in text:
             continue

@@ -1,7 +1,8 @@
 """Tables 2 and 3, the pathway table and App. E.1 at a laptop's budget: what stands beside the paper's numbers in docs/.
 
 `nop-long` is Table 2 again with the paper's recipe and all of its steps, of 64 sequences in place of 1,024;
-`nop-uncentred` the same with directions v that LayerNorm hides a part of, as the paper draws them.
+`nop-uncentred` the same with directions v that LayerNorm hides a part of, as the paper draws them. The sweeps of
+nop-branch (Fig. 11) keep each point's last sink score, the step with half of it, and what its head looks like.
 
     python benchmarks/toy_tables.py [NAME ...] [--output benchmarks/results/toy_tables.json]
 
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from toy_budget import conditions, write
 
+from sinklab.reports.training_figures import sweep_ends, sweep_points
 from sinklab.run import Run, plain
 from sinklab.training.toy import read_evaluation, train_toy
 from sinklab.training.toy_config import make_config
@@ -35,6 +37,8 @@ RUNS: dict[str, tuple[str, str, tuple[str, ...], tuple[int, ...]]] = {
     "e1": ("pathway", "e1", E1_BUDGET, (0, 1, 2)),
 }
 """Entry → task, variant, changes, seeds."""
+SWEEPS = {"sweep-frequency": "frequency", "sweep-damping": "damping"}
+"""Entry → sweep of nop-branch, laptop budget, three seeds (Fig. 11)."""
 TABLE = {"nop": "table2", "broadcast": "table3", "pathway": "pathway"}
 
 
@@ -58,6 +62,27 @@ def trained(name: str, folder: Path) -> dict[str, Any]:
         "seconds": timings,
         "cpu_seconds_a_training": sum(one["train_cpu_seconds"] for one in timings.values()) / len(timings),
         "threads": torch.get_num_threads(),
+        **conditions(),
+    }
+
+
+def swept(name: str, folder: Path) -> dict[str, Any]:
+    """Train one sweep and keep what each point and seed ended with."""
+    config, seeds = make_config("nop-branch", "laptop"), (0, 1, 2)
+    run = train_toy(folder, config, seeds, sweep=SWEEPS[name])
+    ends = sweep_ends(run.table("curves"), config.tokens)
+    points = sweep_points(run.table("curves"))
+    rows = []
+    for row in ends.to_dict("records"):
+        found = read_evaluation(run, f"seed-{row['seed']}/{row['arm']}")
+        rest = {key: look_up(found, 0, "baseline", key) for key in ("value_ratio", "sigma1_share", "branch_mse")}
+        rows.append({**row, "point": points[row["arm"]], **rest})
+    return {
+        "command": f"sinklab train nop-branch --sweep {SWEEPS[name]} --seeds 0-2 --device cpu",
+        "budget": run.config["budget"],
+        "seeds": list(seeds),
+        "by_seed": rows,
+        "seconds": run.config["timings"],
         **conditions(),
     }
 
@@ -86,14 +111,14 @@ def command(name: str) -> str:
 def main() -> None:
     """Train, and write after each entry."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", default=[], help=f"{', '.join(RUNS)}; all by default")
+    parser.add_argument("names", nargs="*", default=[], help=f"{', '.join([*RUNS, *SWEEPS])}; all by default")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "toy_tables.json")
     options = parser.parse_args()
-    for name in options.names or list(RUNS):
+    for name in options.names or [*RUNS, *SWEEPS]:
         with tempfile.TemporaryDirectory() as folder:
-            found = trained(name, Path(folder) / "run")
+            found = (swept if name in SWEEPS else trained)(name, Path(folder) / "run")
         write(options.output, name, json.loads(json.dumps(plain(found))))
-        print(name, found["claims"], f"{found['cpu_seconds_a_training']:.1f} s CPU a training", flush=True)
+        print(name, found.get("claims", ""), flush=True)
 
 
 if __name__ == "__main__":

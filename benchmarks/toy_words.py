@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import fmean, median, stdev
 from typing import Any
 
 from sinklab.reports import toy_paper
@@ -46,6 +47,7 @@ def toy_text(result: dict[str, Any]) -> str:
         "### Table 3: the broadcast\n\n" + _made(result["broadcast"]) + "\n\n" + _table_3(result["broadcast"]["mean"]),
         "### Fig. 7B: the pathway, five seeds\n\n" + _made(result["pathway"]) + "\n\n"
         + _arms(result["pathway"]["mean"], toy_paper.PATHWAY),
+        "### Fig. 11: the sweeps\n\n" + _sweeps(result),
         "### App. E.1: γ ≡ 1, and a denominator without gradient\n\n" + _made(result["e1"]) + "\n\n"
         + _arms(result["e1"]["mean"], toy_paper.E1) + "\n\n" + _shrunk(result["e1"]["update_rms"]),
     ]  # fmt: skip
@@ -87,6 +89,8 @@ def _made(entry: dict[str, Any]) -> str:
     """The command, the budget, the claims and the cost, in sentences."""
     checked, held = entry["claims"]["checked"], entry["claims"]["held"]
     said = f" {held} of {checked} claims hold." if checked else ""
+    batches, size = entry["budget"]["evaluation"]
+    said += f" Evaluated on {batches} × {size} sequences."
     cost = f"{entry['cpu_seconds_a_training']:.0f} CPU seconds a training on one thread"
     return f"{budget_sentence(entry['budget'])}{said} {cost}, {len(entry['seeds'])} seeds:\n`{entry['command']}`"
 
@@ -161,6 +165,50 @@ def _arms(means: list[dict[str, Any]], printed: dict[str, dict[str, float]]) -> 
         for row in means
     ]
     return markdown(["arm", *PATHWAY.values()], rows)
+
+
+def _sweeps(result: dict[str, Any]) -> str:
+    """How soon sinks form along the frequency, and how strong they are along the damping."""
+    frequency, damping = result["sweep-frequency"], result["sweep-damping"]
+    parts = [budget_sentence(frequency["budget"], "frequency") + f" {len(frequency['seeds'])} seeds each:"]
+    parts[0] += f"\n`{frequency['command']}`, and alike `--sweep damping`."
+    rows = []
+    for point, mine in _by_point(frequency):
+        steps = ", ".join("–" if row["half_step"] is None else f"{row['half_step']:.0f}" for row in mine)
+        rows.append(
+            [f"{point:.1f}", _mean(mine, "score"), steps, _mean(mine, "value_ratio"), _mean(mine, "sigma1_share")]
+        )
+    heads = ["sink score at the end", "steps to half of it, seed by seed", "value ratio of the sink", "share of σ₁²"]
+    parts.append(markdown(["share p of NOP tokens", *heads], rows))
+    medians = {point: _steps(mine) for point, mine in _by_point(frequency)}
+    formed = {point: steps for point, steps in medians.items() if steps is not None}
+    soonest = [f"{point:.1f}" for point, steps in formed.items() if steps == min(formed.values())]
+    parts.append(
+        f"In the paper sinks form soonest near p = 0.5. Here, by the medians of these steps, at p = {', '.join(soonest)} "
+        f"({min(formed.values()):.0f} steps), and last at p = {max(formed, key=lambda point: formed[point]):.1f} "
+        f"({max(formed.values()):.0f}): with an empty token at hand the order is another."
+    )
+    rows = [
+        [f"{point:g}", _mean(mine, "score"), _mean(mine, "value_ratio"), _mean(mine, "sigma1_share")]
+        for point, mine in _by_point(damping)
+    ]
+    parts.append(markdown(["γ", heads[0], heads[2], heads[3]], rows))
+    return "\n\n".join(parts)
+
+
+def _steps(rows: Sequence[dict[str, Any]]) -> float | None:
+    known = [row["half_step"] for row in rows if row["half_step"] is not None]
+    return median(known) if known else None
+
+
+def _by_point(entry: dict[str, Any]) -> list[tuple[float, list[dict[str, Any]]]]:
+    points = sorted({row["point"] for row in entry["by_seed"]})
+    return [(point, [row for row in entry["by_seed"] if row["point"] == point]) for point in points]
+
+
+def _mean(rows: Sequence[dict[str, Any]], name: str) -> str:
+    values = [row[name] for row in rows]
+    return with_error(fmean(values), stdev(values) / len(values) ** 0.5)
 
 
 def _shrunk(update_rms: dict[str, float]) -> str:

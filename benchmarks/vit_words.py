@@ -42,11 +42,27 @@ def study_text(result: dict[str, Any]) -> str:
         "the largest inflow is over all images and seeds. Where 65 tokens attend to all alike, each has an inflow of "
         f"{1 / 65:.3f}.{done}",
         "",
+        *([_tried(result["tried"]), ""] if "tried" in result else []),
         *(f"- {sentence}" for sentence in claims(result)),
         "",
         verdict(result),
     ]
     return "\n".join(lines)
+
+
+def _tried(trials: list[dict[str, Any]]) -> str:
+    """How the learning rate was chosen."""
+    told = [
+        f"at {trial['lr']:g}, after {trial['steps_done']:,} of {trial['epochs'] * 64:,} steps, "
+        f"{trial['relaxed_events_an_image']:.2f} relaxed events an image, a common-mode share of "
+        f"{sum(trial['common_mode'][1:]) / (len(trial['common_mode']) - 1):.3f} and a probe accuracy of "
+        f"{trial['probe_accuracy']:.3f}"
+        for trial in trials
+    ]
+    return (
+        "The learning rate was chosen with the baseline's first seed alone, between one at which no head sank and one "
+        f"at which all tokens became alike: {'; '.join(told)}."
+    )
 
 
 def _spread(number: dict[str, Any], places: int) -> str:
@@ -119,6 +135,18 @@ def _orders(rule: str, compared: list[dict[str, Any]]) -> str:
     said = [f"{group} that {', and that '.join(claims)}" for group, claims in groups.items() if group and claims]
     said += [f"whether {claim} cannot be asked, for both have hardly one" for claim in groups[empty]]
     return f"Under the {rule} rule {'; '.join(said)}."
+
+
+def dry_run_text(result: dict[str, Any]) -> str:
+    """What the dry run of ViT-L came to."""
+    lines = ["| config | total loss | penalty | parameters | seconds a step |", "|---|---|---|---|---|"]
+    for run in result["runs"]:
+        terms, penalty = run["terms"], run["terms"].get("penalty")
+        lines.append(
+            f"| `{run['name']}` | {terms['total']:.3f} | {'–' if penalty is None else f'{penalty:.4f}'} | "
+            f"{sum(run['parameters'].values()) / 1e6:.1f} M | {run['seconds_per_step']:.0f} |"
+        )
+    return "\n".join([*lines, "", f"`{result['command']}`; {result['note']}."])
 
 
 def memory_text(result: dict[str, Any]) -> str:

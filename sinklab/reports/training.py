@@ -128,7 +128,10 @@ def render(config: dict[str, Any], kind: str, saved: dict[str, pd.DataFrame], dr
         "title": TITLE[kind],
         "subtitle": _subtitle(config),
         "verdict": _verdict(claims, _leading(drawn, kind, config["settings"]["sweep"])),
-        "budget": [budget_sentence(config["budget"], config["settings"]["sweep"])],
+        "budget": [
+            budget_sentence(config["budget"], config["settings"]["sweep"]),
+            *task_sentences(config["settings"]["config"]),
+        ],
         "facts": _facts(config),
         "claims": claims,
         "tables": tables,
@@ -175,6 +178,22 @@ def budget_sentence(budget: dict[str, Any], sweep: str | None = None) -> str:
         f"The “{budget['variant']}” budget{changes}: {plural(budget['steps'], 'step')} of "
         f"{plural(budget['batch'], 'fresh sequence')} for {each}, {compared}."
     )
+
+
+def task_sentences(config: dict[str, Any]) -> list[str]:
+    """In what a config's task is another than the paper's."""
+    told = []
+    if config.get("dedicated"):
+        told.append(
+            "Every sequence begins with an empty token that the loss leaves out, which the paper’s branch-supervised "
+            "task has not: with it a sink forms in few steps (dedicated = true)."
+        )
+    if config.get("centred"):
+        told.append(
+            "The task’s direction has no part along (1, …, 1), which LayerNorm would hide from the model; the paper’s "
+            "has one (centred = true)."
+        )
+    return told
 
 
 def _listed(value: Any) -> str:

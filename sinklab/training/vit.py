@@ -163,10 +163,12 @@ def _begin(run: Run, members: Sequence[Member], ranks: Ranks, command: Sequence[
         warnings.warn(remark, stacklevel=3)
     notes += [remark for remark in remarks if remark not in notes]
     if before not in (None, ranks.world):
-        notes.append(
+        changed = (
             f"Begun by {before} processes and gone on with by {ranks.world}: the batches, views and directions are the "
             "same; what drop path leaves out is drawn anew, and sums are taken in another order."
         )
+        warnings.warn(changed, stacklevel=3)
+        notes.append(changed)
     run.update(
         status=begun_status(run),
         command=list(command),

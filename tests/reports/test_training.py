@@ -74,6 +74,12 @@ def test_the_page_names_its_budget(runs: dict[str, Run], name: str) -> None:
     assert f"{budget['steps']} steps of 4 fresh sequences" in page(runs[name])
 
 
+def test_a_task_that_is_not_the_papers_is_said_on_the_page(runs: dict[str, Run]) -> None:
+    assert "empty token that the loss leaves out" in page(runs["nop-branch"])
+    assert "empty token" not in page(runs["nop"]) and "no part along (1, …, 1)" in page(runs["nop"])
+    assert "no part along" not in page(runs["broadcast"])
+
+
 def test_a_budget_is_said_with_its_share_of_the_papers() -> None:
     told = {"variant": "laptop", "changed": {"steps": 800}, "steps": 800, "batch": 64, "of_paper": 800 * 64 / 30.72e6}
     assert budget_sentence(told) == (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -226,3 +227,12 @@ def test_a_run_of_five_seeds_has_every_arm_of_each() -> None:
     assert len(planned) == 5 * 5 and len({member.name for member in planned}) == 25
     assert len(members(make_config("nop-branch", "paper"), [0], "frequency")) == 20
     assert len(members(make_config("nop-branch", "paper"), [0], "damping")) == 6
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler")
+def test_a_compiled_step_trains_what_the_plain_one_trains(tmp_path: Path) -> None:
+    plain, compiled = (train_toy(tmp_path / str(on), tiny("nop"), [0], compile=on) for on in (False, True))
+    lines = [read_metrics(run.path / "training/seed-0/nop/metrics.jsonl") for run in (plain, compiled)]
+    assert len(lines[0]) == len(lines[1]) == 6
+    for one, other in zip(*lines, strict=True):
+        assert one["total"] == pytest.approx(other["total"], rel=1e-4)
