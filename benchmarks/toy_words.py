@@ -184,8 +184,8 @@ def _sweeps(result: dict[str, Any]) -> str:
     formed = {point: steps for point, steps in medians.items() if steps is not None}
     soonest = [f"{point:.1f}" for point, steps in formed.items() if steps == min(formed.values())]
     parts.append(
-        f"In the paper sinks form soonest near p = 0.5. Here, by the medians of these steps, at p = {', '.join(soonest)} "
-        f"({min(formed.values()):.0f} steps), and last at p = {max(formed, key=lambda point: formed[point]):.1f} "
+        f"In the paper sinks form soonest near p = 0.5. Here, by the medians of these steps, at p = "
+        f"{', '.join(soonest)} ({min(formed.values()):.0f} steps), and last at p = {max(formed, key=lambda point: formed[point]):.1f} "
         f"({max(formed.values()):.0f}): with an empty token at hand the order is another."
     )
     rows = [
