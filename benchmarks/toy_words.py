@@ -183,10 +183,11 @@ def _sweeps(result: dict[str, Any]) -> str:
     medians = {point: _steps(mine) for point, mine in _by_point(frequency)}
     formed = {point: steps for point, steps in medians.items() if steps is not None}
     soonest = [f"{point:.1f}" for point, steps in formed.items() if steps == min(formed.values())]
+    first, last = min(formed.values()), max(formed, key=lambda point: formed[point])
     parts.append(
-        f"In the paper sinks form soonest near p = 0.5. Here, by the medians of these steps, at p = "
-        f"{', '.join(soonest)} ({min(formed.values()):.0f} steps), and last at p = {max(formed, key=lambda point: formed[point]):.1f} "
-        f"({max(formed.values()):.0f}): with an empty token at hand the order is another."
+        f"In the paper sinks form soonest near p = 0.5. Here, by the medians of these steps, at p = {', '.join(soonest)} "
+        f"({first:.0f} steps), and last at p = {last:.1f} ({formed[last]:.0f}): with an empty token at hand the order is "
+        "another."
     )
     rows = [
         [f"{point:g}", _mean(mine, "score"), _mean(mine, "value_ratio"), _mean(mine, "sigma1_share")]
