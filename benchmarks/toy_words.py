@@ -185,9 +185,9 @@ def _sweeps(result: dict[str, Any]) -> str:
     soonest = [f"{point:.1f}" for point, steps in formed.items() if steps == min(formed.values())]
     first, last = min(formed.values()), max(formed, key=lambda point: formed[point])
     parts.append(
-        f"In the paper sinks form soonest near p = 0.5. Here, by the medians of these steps, at p = {', '.join(soonest)} "
-        f"({first:.0f} steps), and last at p = {last:.1f} ({formed[last]:.0f}): with an empty token at hand the order is "
-        "another."
+        "In the paper sinks form soonest near p = 0.5. Here, by the medians of these steps, "
+        f"at p = {', '.join(soonest)} ({first:.0f} steps), and last at p = {last:.1f} ({formed[last]:.0f}): "
+        "with an empty token at hand the order is another."
     )
     rows = [
         [f"{point:g}", _mean(mine, "score"), _mean(mine, "value_ratio"), _mean(mine, "sigma1_share")]
