@@ -27,7 +27,7 @@ from sinklab.reports.variants import (
     table_14,
     table_15,
 )
-from sinklab.reports.wording import DASH, THIN, fixed, joined, plural
+from sinklab.reports.wording import DASH, NAMED, THIN, each_or_ends, fixed, joined, plural
 from sinklab.run import Run
 
 if TYPE_CHECKING:
@@ -119,13 +119,14 @@ def sinks_sentence(sinks: Sinks) -> str:
     if table is None:
         return ""
     own = _definition(sinks)
+    rows = [row for row in records(table) if row["kind"] == "all" and row["definition"] == own]
     said = [
         f"{row['arm']} {fixed(row['nop'])} {CLASS_NAME['nop']} and {fixed(row['broadcast'])} {CLASS_NAME['broadcast']} "
         f"of {fixed(row['all'])}"
-        for row in records(table)
-        if row["kind"] == "all" and row["definition"] == own
+        for row in rows
     ]
-    return f"Sinks an image in blocks from 1 on, {sinks.rule} rule, definition “{own}”: {'; '.join(said)}."
+    told = "; ".join(said) if len(said) <= NAMED else each_or_ends(said, [float(row["all"]) for row in rows])
+    return f"Sinks an image in blocks from 1 on, {sinks.rule} rule, definition “{own}”: {told}."
 
 
 def _definition(sinks: Sinks) -> str:

@@ -17,7 +17,7 @@ from sinklab.reports.palette import KIND_NAME
 from sinklab.reports.saved import reading
 from sinklab.reports.sections import records
 from sinklab.reports.vit_setup import budget_sentences, difference_rows, facts, subtitle
-from sinklab.reports.wording import DASH, THIN, fixed, joined, number, plural, some
+from sinklab.reports.wording import DASH, THIN, each_or_ends, fixed, joined, number, plural, some
 from sinklab.training import vit_files as files
 from sinklab.training import vit_tables as tables
 
@@ -170,21 +170,29 @@ def verdict_lines(saved: dict[str, pd.DataFrame], config: dict[str, Any], chance
     means = ", means over seeds" if max(row["seeds"] for row in variants) > 1 else ""
     lines = []
     if best[0]["probe_accuracy_mean"] == best[0]["probe_accuracy_mean"]:  # not NaN: there are classes
-        said = joined([f"{row['config']} {_accuracy(row)}" for row in best])
+        said = each_or_ends([f"{row['config']} {_accuracy(row)}" for row in best], _of(best, "probe_accuracy_mean"))
         guess = f"; guessing has {fixed(100 * chance, 1)}{PERCENT}" if chance is not None else ""
         lines.append(f"Accuracy of the online probe{means}: {said}{guess}.")
-    shares = joined([f"{row['config']} {fixed(row['common_mode_mean'])}" for row in variants])
-    lines.append(f"Common-mode share of attention’s update in blocks from 1 on{means}: {shares}.")
+    said = each_or_ends(
+        [f"{row['config']} {fixed(row['common_mode_mean'])}" for row in variants], _of(variants, "common_mode_mean")
+    )
+    lines.append(f"Common-mode share of attention’s update in blocks from 1 on{means}: {said}.")
     inflows = [row for row in variants if row["max_inflow_mean"] == row["max_inflow_mean"]]
     if inflows:
         alike = attending_alike(config)
         least = " or ".join(sorted({number(alike[row["config"]]) for row in inflows}))
-        said = joined([f"{row['config']} {number(row['max_inflow_mean'])}" for row in inflows])
+        said = each_or_ends(
+            [f"{row['config']} {number(row['max_inflow_mean'])}" for row in inflows], _of(inflows, "max_inflow_mean")
+        )
         lines.append(
             f"Largest mean inflow of a head in blocks from 1 on{means}: {said}, where tokens that are all attended to "
             f"alike have {least}."
         )
     return lines
+
+
+def _of(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
+    return [float(row[name]) for row in rows]
 
 
 def _accuracy(row: dict[str, Any]) -> str:

@@ -90,3 +90,15 @@ def layers_phrase(layers: Iterable[int]) -> str:
     """ "layer 3", "layers 0 and 3–5"."""
     distinct = {int(layer) for layer in layers}
     return f"{'layer' if len(distinct) == 1 else 'layers'} {ranges(distinct)}"
+
+
+NAMED = 5
+"""Variants that a sentence tells one by one; of more it tells the least and the most."""
+
+
+def each_or_ends(said: Sequence[str], values: Sequence[float]) -> str:
+    """What is said of every variant, or, of many, of the one with the least value and the one with the most."""
+    if len(said) <= NAMED:
+        return joined(list(said))
+    order = sorted(range(len(said)), key=lambda at: values[at])
+    return f"from {said[order[0]]} to {said[order[-1]]} ({len(said)} variants)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sinklab.reports.wording import layers_phrase, number, percent, plural, ranges, settled
+from sinklab.reports.wording import each_or_ends, layers_phrase, number, percent, plural, ranges, settled
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,9 @@ def test_one_layer_is_singular() -> None:
     assert layers_phrase([3, 3]) == "layer 3"
     assert layers_phrase([3, 4, 5]) == "layers 3–5"
     assert (plural(1, "head"), plural(0, "head"), plural(1200, "head")) == ("1 head", "0 heads", "1,200 heads")
+
+
+def test_of_many_variants_a_sentence_tells_the_least_and_the_most() -> None:
+    said = [f"{name} {value}" for name, value in zip("abcdef", (3, 1, 2, 9, 4, 5), strict=True)]
+    assert each_or_ends(said[:5], [3, 1, 2, 9, 4]) == "a 3, b 1, c 2, d 9 and e 4"
+    assert each_or_ends(said, [3, 1, 2, 9, 4, 5]) == "from b 1 to d 9 (6 variants)"
