@@ -105,6 +105,10 @@ def view_for(model: Model, size: int | str) -> View:
     wanted = model.loaded.sequences
     if wanted is not None:
         from sinklab.data.sequences import SequenceView
+        from sinklab.models.request import DEFAULT_SIDE
+
+        if size not in (DEFAULT_SIDE, "native"):
+            raise InputError(f"A size is of pictures, in pixels; this model reads sequences, and {size} was asked for.")
 
         return SequenceView(
             tokens=wanted.tokens,

@@ -78,6 +78,11 @@ def token_sequences(
     with its own tokenizer was not trained on the rest. Raises InputError where that holds none either, and where the
     tokens are not the model's.
     """
+    if reading.inside < 1:
+        raise InputError(
+            f"{reading.name} takes {reading.length} tokens at once, and {len(reading.before) + len(reading.after)} of "
+            "them are its own: none is left for the text."
+        )
     notes = list(text.notes)
     ids = _tokenised(text, split, reading.encode)
     held, whole = len(ids) // reading.inside, False

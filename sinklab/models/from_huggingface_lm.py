@@ -15,7 +15,7 @@ from sinklab.errors import InputError
 from sinklab.models import checkpoint, hub, matching
 from sinklab.models.describe import inner, provenance
 from sinklab.models.loaded import Loaded, SequenceInput
-from sinklab.models.request import Request, building
+from sinklab.models.request import DEFAULT_SIDE, Request, building
 from sinklab.models.tokenizer import read_tokenizer, text_tokenizer
 from sinklab.models.tokens import TokenMap
 
@@ -64,7 +64,8 @@ _HEADS = ("lm_head.", "cls.predictions.", "vocab_transform.", "vocab_layer_norm.
 
 def is_language_model(settings: dict[str, Any]) -> bool:
     """Whether a config.json is of a language model that can be read here."""
-    return settings.get("model_type") in KINDS
+    kind = settings.get("model_type")
+    return isinstance(kind, str) and kind in KINDS
 
 
 def load_language_model(
@@ -81,7 +82,7 @@ def load_language_model(
 
     The tokenizer is that in `folder`, or of the repository `where`; `label` names the origin.
     """
-    if request.image_size is not None:
+    if request.image_size not in (None, (DEFAULT_SIDE, DEFAULT_SIDE)):
         raise InputError(f"{label} is a language model: it takes no image size.")
     kind, config = _config(settings)
     notes: tuple[str, ...] = ()
@@ -129,6 +130,11 @@ def _class(name: str) -> Any:
 
 def _config(settings: dict[str, Any]) -> tuple[Kind, Any]:
     kind = KINDS[settings["model_type"]]
+    if settings.get("quantization_config"):
+        raise InputError(
+            f"The config.json says that its weights are quantized ({settings['quantization_config']}): values and "
+            "projections cannot be read from such weights. Load the model's plain ones."
+        )
     left = ("model_type", "dtype", "torch_dtype", "attn_implementation", "use_cache")
     options = {key: value for key, value in settings.items() if key not in left}
     with building(kind.config, options):
@@ -218,7 +224,11 @@ def _suffix(after: tuple[int, ...]) -> tuple[str, ...]:
 def _positions(config: Any) -> int:
     """The longest sequence; RoBERTa's positions begin after that of its padding."""
     most = int(config.max_position_embeddings)
-    return most - int(config.pad_token_id) - 1 if config.model_type == "roberta" else most
+    if config.model_type != "roberta":
+        return most
+    if config.pad_token_id is None:
+        raise InputError("RoBERTa's positions begin after that of its padding: its config.json lacks pad_token_id.")
+    return most - int(config.pad_token_id) - 1
 
 
 def _classifier(kind: Kind, network: Any) -> Any:

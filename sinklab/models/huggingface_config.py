@@ -40,7 +40,7 @@ def config_from(settings: dict[str, Any], request: Request) -> tuple[Any, str]:
     kind = settings.get("model_type")
     if kind is None and "architecture" in settings:
         raise InputError(f"This is a timm model's folder: ask for timm:{settings['architecture']} instead.")
-    if kind not in _CLASSES:
+    if not isinstance(kind, str) or kind not in _CLASSES:
         raise InputError(
             f"config.json says model_type {kind!r}; sinklab reads {', '.join(sorted({*_CLASSES, *KINDS}))}. "
             "A model of another class can be attached from memory with its token map."

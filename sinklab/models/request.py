@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+DEFAULT_SIDE = 224
+"""Pixels, where nobody says otherwise; of a model that reads no pictures nobody has asked anything by it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """The arguments of `load`, checked together."""

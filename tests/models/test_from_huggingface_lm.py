@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sinklab
+from sinklab.data.text import open_text
+from sinklab.data.text_tokens import Reading, token_sequences
 from sinklab.inputs import find_inputs
 from sinklab.models.tokens import TokenMap
 
@@ -158,3 +160,35 @@ def test_longer_sequences_than_the_positions_are_refused(tmp_path: Path) -> None
     model = sinklab.load(f"hf:{language_models.save(tmp_path, 'roberta')}")
     with pytest.raises(sinklab.InputError, match="up to 32 tokens"):
         model(language_models.ids(1, 33))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        ("llama", {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "quantized"),
+        ("roberta", {"pad_token_id": None}, "lacks pad_token_id"),
+        ("gpt2", {"model_type": ["gpt2"]}, "model_type"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_a_sentence(
+    kind: str, changes: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    folder = language_models.save(tmp_path, kind)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises((sinklab.InputError, LookupError), match=words):
+        sinklab.load(f"hf:{folder}")
+
+
+def test_a_window_of_nothing_but_the_tokenizers_own_tokens_is_a_sentence() -> None:
+    reading = Reading(
+        name="bert", encode=lambda text: [1], length=2, before=(0,), after=(1,), unknown=None, vocabulary=5
+    )
+    with pytest.raises(sinklab.InputError, match="takes 2 tokens at once, and 2 of them are its own"):
+        token_sequences(open_text("stdlib"), reading)
+
+
+def test_a_size_is_not_asked_of_a_model_of_sequences(tmp_path: Path) -> None:
+    with pytest.raises(sinklab.InputError, match="A size is of pictures"):
+        sinklab.diagnose("lm:transformer-tiny", output=tmp_path / "run", size=64, limit=2)
+    assert not (tmp_path / "run").exists()
