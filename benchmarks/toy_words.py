@@ -143,7 +143,7 @@ def _uncentred(entry: dict[str, Any]) -> str:
         f"With directions v as the paper draws them, of which LayerNorm hides the part along (1, …, 1), the same "
         f"trainings end at task errors of {errors}, seed by seed, and {held['held']} of {held['checked']} claims hold: "
         "how good a sink can get depends on v there, whatever the budget, so the paper's one table is of one v. The "
-        "laptop budget takes that part out (`centred`)."
+        f"laptop budget takes that part out (`centred`):\n`{entry['command']}`"
     )
 
 
