@@ -171,7 +171,7 @@ def _sweeps(result: dict[str, Any]) -> str:
     """How soon sinks form along the frequency, and how strong they are along the damping."""
     frequency, damping = result["sweep-frequency"], result["sweep-damping"]
     parts = [budget_sentence(frequency["budget"], "frequency") + f" {len(frequency['seeds'])} seeds each:"]
-    parts[0] += f"\n`{frequency['command']}`, and alike `--sweep damping`."
+    parts[0] += f"\n`{frequency['command']}`\n`{damping['command']}`"
     rows = []
     for point, mine in _by_point(frequency):
         steps = ", ".join("–" if row["half_step"] is None else f"{row['half_step']:.0f}" for row in mine)
