@@ -123,7 +123,7 @@ class NopBranchConfig(TrainConfig):
             raise InputError(f"loss is branch or block, not {self.loss!r}.")
         if any(not 0 <= value <= 1 for value in (self.damping, *self.dampings)):
             raise InputError(f"The damping lies in [0, 1]; {self.damping} and {self.dampings} were given.")
-        if any(not 0 < value < 1 for value in self.frequencies):
+        if any(not 0 < 1 - value < 1 for value in self.frequencies):  # λ = Φ⁻¹(1 − p)
             raise InputError(f"Frequencies lie strictly between 0 and 1; {self.frequencies} were given.")
         for name in ("frequencies", "dampings"):
             values = getattr(self, name)

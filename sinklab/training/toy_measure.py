@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from sinklab.data.toy import Batch, BroadcastTask, NopBranchTask, NopTask, ToyTask, task_loss
 from sinklab.models.pathway import common_mode
 from sinklab.models.toy import ToyModel
+from sinklab.training.loop import Diverged
 from sinklab.training.toy_edits import (
     LayerEdit,
     LayerRecord,
@@ -38,7 +39,8 @@ WHOLE = -1
 def evaluate(model: ToyModel, task: ToyTask, *, batches: int, size: int, device: Any = "cpu") -> list[dict[str, Any]]:
     """One row a (layer, edit, metric) with mean and sem over `batches` batches of `size` sequences.
 
-    The metrics are those of the task: see `nop_numbers`, `branch_numbers`, `broadcast_numbers`.
+    The metrics are those of the task: see `nop_numbers`, `branch_numbers`, `broadcast_numbers`. Raises Diverged for a
+    model whose outputs are no numbers.
     """
     measure: Callable[..., dict[Key, float]] = broadcast_numbers
     if not isinstance(task, BroadcastTask):
@@ -49,12 +51,23 @@ def evaluate(model: ToyModel, task: ToyTask, *, batches: int, size: int, device:
             own, donor = (
                 task.batch(number, size, purpose=purpose, device=device) for purpose in ("evaluation", "donors")
             )
+            _require_numbers(model, own)
             for key, value in measure(model, task, own, donor).items():
                 seen.setdefault(key, []).append(value)
     return [
         {"layer": layer, "edit": edit, "metric": metric, "mean": fmean(values), "sem": _sem(values)}
         for (layer, edit, metric), values in seen.items()
     ]
+
+
+def _require_numbers(model: ToyModel, batch: Batch) -> None:
+    """Raise Diverged for weights with which nothing can be computed, though each of them may be a number: those that
+    the last step left are looked at by no loss."""
+    if not bool(torch.isfinite(model(batch.x).square().mean())):
+        raise Diverged(
+            "What the trained model computes is no longer a number: the training has diverged. Try a smaller learning "
+            "rate."
+        )
 
 
 def _sem(values: list[float]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -234,8 +235,8 @@ def _after_step(member: Member, recipe: Recipe, model: LeJEPA, done: int) -> Non
 
 
 def evaluated(member: Member, model: LeJEPA) -> dict[str, Any]:
-    """`vit_evaluate.evaluate` on the member's validation images."""
-    return evaluate(
+    """`vit_evaluate.evaluate` on the member's validation images. Raises Diverged where that comes to no numbers."""
+    found = evaluate(
         model,
         member.validation,
         size=member.config.image,
@@ -243,3 +244,9 @@ def evaluated(member: Member, model: LeJEPA) -> dict[str, Any]:
         device=member.device,
         ranks=member.ranks,
     )
+    if not all(map(math.isfinite, [*found["common_mode"], found["probe_loss"] or 0.0])):
+        raise Diverged(
+            f"What {member.name} computes of its validation images is no longer a number: the training has diverged. "
+            "Its weights are not kept; a smaller learning rate (--set lr=…) may do."
+        )
+    return found

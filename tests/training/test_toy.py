@@ -18,7 +18,7 @@ import torch
 from sinklab.data.toy import BroadcastTask, NopBranchTask, NopTask
 from sinklab.errors import InputError, NotFoundError
 from sinklab.models.toy import BroadcastModel, NopModel
-from sinklab.training.loop import Progress, Stopped, read_metrics, train
+from sinklab.training.loop import Diverged, Progress, Stopped, read_metrics, train
 from sinklab.training.toy import build_recipe, build_task, load_toy, losses, read_evaluation, train_toy
 from sinklab.training.toy_config import Member, TrainConfig, make_config, members
 from sinklab.training.toy_edits import run_model
@@ -236,3 +236,10 @@ def test_a_compiled_step_trains_what_the_plain_one_trains(tmp_path: Path) -> Non
     assert len(lines[0]) == len(lines[1]) == 6
     for one, other in zip(*lines, strict=True):
         assert one["total"] == pytest.approx(other["total"], rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["nop", "nop-branch", "broadcast"])
+def test_a_last_step_that_diverges_is_said_and_its_model_is_not_evaluated(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(Diverged, match="diverged"):
+        train_toy(tmp_path, tiny(kind, "steps=1", "lr=1e9"), [0])
+    assert not list(tmp_path.rglob("evaluation.json"))

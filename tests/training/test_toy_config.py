@@ -75,6 +75,7 @@ def test_values_are_set_with_the_type_that_they_have() -> None:
         ("nop-branch", "paper", "loss=mlp", "loss is branch or block"),
         ("nop-branch", "paper", "damping=2", r"The damping lies in \[0, 1\]"),
         ("nop-branch", "paper", "frequencies=0.5,1", "strictly between 0 and 1"),
+        ("nop-branch", "paper", "frequencies=0.5,1e-17", "strictly between 0 and 1"),
         ("pathway", "paper", "trained=global,local", "trained names different arms"),
         ("pathway", "paper", "penalty_layers=max", "penalty_layers is sum or mean"),
         ("pathway", "paper", "penalty=-1", "weight is not negative"),

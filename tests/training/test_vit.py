@@ -182,8 +182,15 @@ def test_what_rows_sum_to_is_told_of_kernels_that_may_leave_something_out(kernel
         rows = logits.exp().sum(-1) / (1 + logits.exp().sum(-1))
     else:
         rows = (1.03 * torch.softmax(logits, -1) - 0.03).clamp(0, 1).sum(-1)
-    assert found["row_sum_0"] == pytest.approx(float(rows.mean()), abs=1e-5)
+    assert found["row_sum_0"] == pytest.approx(rows.mean().item(), abs=1e-5)
     assert len(found) == 3 and all(low < value < high for value in found.values())
+
+
+def test_huge_weights_with_which_nothing_can_be_computed_are_not_kept(tmp_path: Path) -> None:
+    config = small("baseline-tiny", epochs=1, warmup_epochs=0.0, lr=1e9, last_rate=1.0, batch=12)  # one step in all
+    with pytest.raises(InputError, match="no longer"):
+        trained(tmp_path, config)
+    assert not list(tmp_path.rglob("model.safetensors")) and not list(tmp_path.rglob("best.safetensors"))
 
 
 def test_the_state_kept_at_an_epoch_is_what_a_training_goes_on_from_to_the_same_end(tmp_path: Path) -> None:
