@@ -22,7 +22,7 @@ from sinklab.config import CONFIG, SCHEMA_VERSION, new_config, own_version, read
 from sinklab.errors import InputError, NotFoundError
 from sinklab.parts import Part, PartWriter, part_paths, read_parts, read_rows, to_arrow
 from sinklab.sealed import read_sealed, write_sealed
-from sinklab.settings import differences, fingerprint, library_versions, plain, utc_now
+from sinklab.settings import differences, fingerprint, library_versions, plain, require_text, utc_now
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,6 +60,7 @@ class Run:
         `close`. Raises InputError, and WriteError where the folder cannot be made.
         """
         path = Path(path)
+        require_text(path, "The folder")
         if overwrite and resume:
             raise InputError("--resume goes on with a run and --overwrite replaces it: give one of them.")
         _refuse(path, overwrite or resume)  # before anything is written into a folder that is not ours

@@ -142,6 +142,18 @@ def plain(content: Any) -> Any:
     raise TypeError(f"{type(content).__name__} has no place in JSON: {content!r}")
 
 
+def require_text(words: str | Path, what: str) -> None:
+    """Raises InputError for a name with bytes that are no UTF-8: no JSON, page or table could tell of it."""
+    try:
+        str(words).encode()
+    except UnicodeEncodeError as error:
+        shown = str(words).encode("utf-8", "backslashreplace").decode()
+        raise InputError(
+            f"{what} {shown} has bytes in its name that are not UTF-8, and no file of a run could name it: rename it, "
+            "or give it a link with another name."
+        ) from error
+
+
 def utc_now() -> str:
     """The time, to the second, as "2026-01-31T12:00:00Z"."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pandas as pd
 import pytest
 
 from sinklab.atomic import WriteError
+from sinklab.data.text import open_text
 from sinklab.errors import InputError, NotFoundError
 from sinklab.run import Run
 
@@ -294,3 +296,12 @@ def test_a_kill_at_any_moment_and_a_resume_give_the_same_table(tmp_path: Path) -
     assert resumed.done_batches() == set(range(60))
     assert resumed.skipped() == undisturbed.skipped()
     pd.testing.assert_frame_equal(resumed.heads, undisturbed.heads, check_exact=True)
+
+
+def test_a_name_that_no_file_could_tell_of_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    strange = tmp_path / os.fsdecode(b"run\xff")
+    with pytest.raises(InputError, match=r"run\\udcff has bytes in its name that are not UTF-8"):
+        Run.create(strange, settings=SETTINGS)
+    with pytest.raises(InputError, match="The text .* not UTF-8"):
+        open_text(tmp_path / os.fsdecode(b"text\xff.txt"))
+    assert list(tmp_path.iterdir()) == []

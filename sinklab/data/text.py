@@ -28,6 +28,7 @@ from torch import Tensor
 
 from sinklab.data.toy import generator_for
 from sinklab.errors import InputError, NotFoundError
+from sinklab.settings import require_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -189,6 +190,7 @@ def open_text(source: str | Path, *, vocabulary: str = "observed", shares: Seque
     """
     if vocabulary not in VOCABULARIES:
         raise InputError(f"The vocabulary is {' or '.join(VOCABULARIES)}, not {vocabulary!r}.")
+    require_text(source, "The text")
     if not str(source).strip():
         raise InputError("A text has a name that is not empty: stdlib, enwik8=PATH, a file or a folder.")
     if len(shares) != 3 or not all(0 < share < np.inf for share in shares):

@@ -84,16 +84,21 @@ def token_sequences(
             "them are its own: none is left for the text."
         )
     notes = list(text.notes)
-    ids = _tokenised(text, split, reading.encode)
+    ids, lost = _tokenised(text, split, reading.encode)
     held, whole = len(ids) // reading.inside, False
     if too_few(text, held, limit) or not held:
-        whole, ids = True, _tokenised(text, None, reading.encode)
+        whole, (ids, lost) = True, _tokenised(text, None, reading.encode)
         if len(ids) < reading.inside:
             raise InputError(
                 f"{text.name} has {len(ids)} tokens to {reading.name}: no window of {reading.inside} fits. Give a "
                 "longer text."
             )
     notes += _require_vocabulary(ids, text.name, reading)
+    if lost:
+        notes.append(
+            f"{text.name} is not UTF-8 text at {lost:,} {'place' if lost == 1 else 'places'}, read as the replacement "
+            "character: write it as UTF-8."
+        )
     count, wanted = len(ids) // reading.inside, WINDOWS if limit is None else limit
     numbers = range(count) if wanted >= count else [i * count // wanted for i in range(wanted)]
     notes.append(which_part(text, split, held, len(numbers), count if whole else None))
@@ -106,8 +111,10 @@ def _window(ids: NDArray[np.int64], number: int, reading: Reading) -> NDArray[np
     return np.concatenate([np.array(reading.before, "int64"), inside, np.array(reading.after, "int64")])
 
 
-def _tokenised(text: Text, split: str | None, encode: Callable[[str], Sequence[int]]) -> NDArray[np.int64]:
-    """All ids of a split, or of the whole text."""
+def _tokenised(text: Text, split: str | None, encode: Callable[[str], Sequence[int]]) -> tuple[NDArray[np.int64], int]:
+    """All ids of a split, or of the whole text, and at how many places it is no UTF-8. Raises InputError where it is
+    none at all."""
+    lost = 0
     first, end = (0, len(text.content)) if split is None else text.splits[split]
     found: list[NDArray[np.int64]] = []
     while first < end:
@@ -117,9 +124,12 @@ def _tokenised(text: Text, split: str | None, encode: Callable[[str], Sequence[i
             kept = piece.rfind(b"\n") + 1 or _whole_characters(piece)
             piece = piece[:kept]
         written = piece.decode("utf-8", errors="replace").strip("\ufffd")  # a split may begin within a character
+        if piece and not written and len(piece) > 3:
+            raise InputError(f"{text.name} is not UTF-8 text: a tokenizer reads nothing else.")
+        lost += written.count("\ufffd") - piece.count(b"\xef\xbf\xbd")  # those that the text itself has are its own
         found.append(np.asarray(encode(written), dtype="int64"))
         first += len(piece)
-    return np.concatenate(found) if found else np.zeros(0, dtype="int64")
+    return (np.concatenate(found) if found else np.zeros(0, dtype="int64")), max(lost, 0)
 
 
 def _whole_characters(piece: bytes) -> int:

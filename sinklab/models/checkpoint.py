@@ -183,7 +183,7 @@ def _named_tensors(payload: Any, path: Path) -> tuple[dict[str, Tensor], str]:
 def _dtype_notes(state: dict[str, Tensor]) -> list[str]:
     kinds = sorted({str(value.dtype).removeprefix("torch.") for value in state.values() if value.is_floating_point()})
     if kinds == ["bfloat16"]:
-        return ["the weights are stored and kept in bfloat16"]
+        return ["the weights are stored and loaded in bfloat16; a run in float32 widens them without loss"]
     if kinds and kinds != ["float32"]:
         return [f"weights stored as {', '.join(kinds)}, loaded as float32"]
     return []

@@ -102,7 +102,7 @@ def train_lm(
                     _train_member(run, member, read, here, ranks, compile, resume, progress)
                 except Diverged as error:  # a point of a sweep may be too large a rate: that is an answer, too
                     if sweep is None:
-                        raise
+                        raise Diverged(f"{member.name}: {error}") from error
                     _record_divergence(run, member, str(error), ranks)
             ranks.wait()
         if ranks.first:

@@ -97,3 +97,18 @@ def test_a_tokenizer_that_adds_nothing_round_a_window_is_read(written: Path) -> 
     from sinklab.data.text_tokens import _require_vocabulary
 
     assert _require_vocabulary(np.array([1, 2]), "text", reading(before=(), after=())) == []
+
+
+def test_bytes_that_are_no_utf8_are_counted_and_a_text_of_nothing_else_is_refused(tmp_path: Path) -> None:
+    lines = [f"line {number}: caf\xe9 and \ufffd\n" for number in range(600)]
+    latin = tmp_path / "latin1.txt"  # é is one byte there, and no character of UTF-8; \ufffd is its own
+    latin.write_bytes(b"".join(line.encode().replace(b"\xc3\xa9", b"\xe9") for line in lines))
+    read = reading(vocabulary=70_000)
+    (note,) = [note for note in token_sequences(open_text(latin), read).notes if "not UTF-8" in note]
+    first, end = open_text(latin).splits["validation"]
+    assert f"at {open_text(latin).content[first:end].tobytes().count(0xE9)} places" in note
+    (tmp_path / "fine.txt").write_text("".join(lines), encoding="utf-8")
+    assert not any("not UTF-8" in note for note in token_sequences(open_text(tmp_path / "fine.txt"), read).notes)
+    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\xfd" * 3000)
+    with pytest.raises(InputError, match="is not UTF-8 text: a tokenizer reads nothing else"):
+        token_sequences(open_text(tmp_path / "bad.txt"), read)
