@@ -13,6 +13,8 @@ from command_line import in_process, write_pictures
 from sinklab.comparison import diagnosed, sink_counts, table_14, table_15
 from sinklab.diagnosis import open_run
 from sinklab.errors import InputError
+from sinklab.reports.variants import Compared, differing_images
+from sinklab.run import Run
 from sinklab.sinks.rule import SinkRule
 
 SETTINGS = (
@@ -155,3 +157,18 @@ def test_heads_that_are_not_finite_are_counted_and_said(trained: Path, tmp_path:
     table = pd.read_csv(tmp_path / "c-table15.csv").set_index(["arm", "rule", "definition"])
     assert table.loc[(ARMS[1], "relaxed", "counts"), "not_finite"] == 0.5  # one of two seeds
     assert table.loc[(ARMS[0], "relaxed", "counts"), "not_finite"] == 0
+
+
+def test_tasks_are_compared_on_as_many_sequences_each_of_their_own(tmp_path: Path) -> None:
+    """Every seed of a controlled task draws its own sequences: their lists differ, their number has not to."""
+
+    def one(seed: int, count: int) -> Compared:
+        images = {"count": count, "noun": "sequence", "list_sha256": str(seed), "sources": [f"nop, seed {seed}"]}
+        run = Run.create(tmp_path / f"{seed}-{count}", settings={})
+        run.update(model={"family": "toy"}, images=images)
+        run.close()
+        return Compared(run=run, source="r", arm="nop", seed=seed, member=f"seed-{seed}/nop")
+
+    assert differing_images([one(0, 16), one(1, 16)]) == ""
+    said = differing_images([one(2, 16), one(3, 8)])
+    assert "seed-2/nop on 16 sequences" in said and "seed-3/nop on 8 sequences" in said

@@ -67,10 +67,11 @@ def who_by_rule(runs: Sequence[Compared]) -> str:
 def differing_images(runs: Sequence[Compared]) -> str:
     """ "a, b on 32 images (val); c on 12 images (demo)" where runs saw different inputs; "" where they did not.
 
-    A controlled task is drawn anew for every seed: those sequences are not compared. Of texts the windows are, among
-    models that read as many tokens; else the texts.
+    A controlled task is drawn anew for every seed: of those sequences the number is compared. Of texts the windows are,
+    among models that read as many tokens; else the texts.
     """
-    own = [one for one in runs if one.run.config["model"].get("family") != "toy"]
+    tasks = [one for one in runs if one.run.config["model"].get("family") == "toy"]
+    own = [one for one in runs if one not in tasks]
     sizes = {str(one.run.config["images"].get("size")) for one in own}
 
     def shown(one: Compared) -> Hashable:
@@ -78,7 +79,8 @@ def differing_images(runs: Sequence[Compared]) -> str:
         pictures = about.get("noun", "image") == "image"
         return about.get("list_sha256") if pictures or len(sizes) == 1 else tuple(about.get("sources", ()))
 
-    groups = _grouped(own, shown)
+    drawn = _grouped(tasks, lambda one: one.run.config["images"].get("count"))
+    groups = drawn if len(drawn) > 1 else _grouped(own, shown)
     if len(groups) < 2:
         return ""
     said = []
