@@ -48,12 +48,24 @@ def compare(
 
 def _trainings(runs: list[Path], output: Path | None) -> None:
     """What the trainings measured, printed and written."""
-    from sinklab.training.compare import MEANINGS, differing_texts, left_out, over_seeds, paired, read_results
+    from sinklab.training.compare import (
+        MEANINGS,
+        differing_budgets,
+        differing_texts,
+        left_out,
+        over_seeds,
+        paired,
+        read_results,
+    )
 
     results = read_results(runs)
     if names := differing_texts(runs):
         terminal.note(
             f"the runs were trained on different texts or splits ({', '.join(names)}): bits a byte do not compare."
+        )
+    if told := differing_budgets(runs):
+        terminal.note(
+            f"the vision transformers were not trained alike ({'; '.join(told)}): differences may come of that."
         )
     if missing := left_out(runs, results):
         terminal.note(f"left out, for there are no numbers of them: {', '.join(missing)}.")

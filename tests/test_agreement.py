@@ -7,7 +7,6 @@ split here, and the statistics of `reference.py` from materialised maps.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,8 @@ ROUNDING = 1e-4
 """Relative; the table is float32, and so are the model's own operations."""
 ENTROPY_ROUNDING = 5e-7
 """In nats: rows with nearly all attention on one key have an entropy near 0 whose digits float32 attention has lost."""
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,6 @@ def demo() -> Any:
 def photographs() -> list[Path]:
     skimage = pytest.importorskip("skimage")
     return [Path(skimage.__file__).parent / "data" / name for name in PHOTOGRAPHS]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Hundreds of small float64 decompositions: where cores are shared, threads that wait for each other cost most."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

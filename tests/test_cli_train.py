@@ -61,6 +61,7 @@ def test_a_trainings_report_can_be_drawn_again(tmp_path: Path) -> None:
     [
         (["sorting"], "sorting"),
         (["nop", "--config", "huge"], "nop has no variant 'huge'; it has paper, laptop."),
+        (["nop-branch", "--sweep", "frequency", "--set", "steps=5"], "every point takes frequency_steps"),
         (["nop", "--set", "stepz=3"], "nop has nothing called 'stepz' to set"),
         (["nop", "--set", "steps=x"], "steps is of type int, which 'x' is not."),
         (["nop", "--seeds", "a"], "--seeds is like 0-4 or 0,2,5, not 'a'."),

@@ -16,6 +16,7 @@ from sinklab.errors import InputError
 from sinklab.reports.variants import Compared, differing_images
 from sinklab.run import Run
 from sinklab.sinks.rule import SinkRule
+from sinklab.training.compare import differing_budgets
 
 SETTINGS = (
     *("image=16", "dim=12", "depth=2", "heads=2", "views=2", "projector_hidden=8", "projector_dim=4", "slices=8"),
@@ -172,3 +173,13 @@ def test_tasks_are_compared_on_as_many_sequences_each_of_their_own(tmp_path: Pat
     assert differing_images([one(0, 16), one(1, 16)]) == ""
     said = differing_images([one(2, 16), one(3, 8)])
     assert "seed-2/nop on 16 sequences" in said and "seed-3/nop on 8 sequences" in said
+
+
+def test_vision_transformers_that_were_not_trained_alike_are_told_apart(tmp_path: Path) -> None:
+    def run(name: str, **changes: int) -> Path:
+        configs = {arm: {"variant": arm, "registers": at, "epochs": 2, "lr": 0.1} for at, arm in enumerate("ab")}
+        with Run.create(tmp_path / name, settings={"configs": {a: {**c, **changes} for a, c in configs.items()}}):
+            return tmp_path / name
+
+    assert differing_budgets([run("one"), run("again")]) == []
+    assert differing_budgets([tmp_path / "one", run("longer", epochs=8)]) == ["epochs 2, 8"]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import families
 import numpy as np
 import pytest
-import torch
 from command_line import write_pictures
 
 import sinklab
@@ -25,19 +23,12 @@ DOCUMENTED = {
     *("versions", "device", "dtype", "tf32", "matmul_precision", "timings", "notes"),
 }
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pictures(tmp_path_factory.mktemp("pictures"), IMAGES)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models so small are slower with more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def handle(name: str) -> sinklab.Model:

@@ -68,7 +68,7 @@ def facts(config: dict[str, Any], members: pd.DataFrame) -> list[tuple[str, str]
                                 told("warm-up {warmup_epochs:g} epochs, then a cosine", "warmup_epochs"),
                                 told("clip {clip:g}", "clip"), told("{precision}", "precision"))),
         ("Scored", _sentence(told("sinks and shares every {score_every:,} steps", "score_every"),
-                             told("on the first {score_images} validation images", "score_images"))),
+                             told("on the first validation images, {score_images} at most", "score_images"))),
         ("Machine", plural(int(config.get("world", 1)), "process", "processes")),
         ("Command", " ".join(word for word in config.get("command", []) if word != "--resume") or "from Python"),
     ]  # fmt: skip

@@ -131,7 +131,7 @@ def unfinished_sentences(config: dict[str, Any], told: Sequence[files.Told]) -> 
     left = [one for one in told if not one.finished]
     if not left:
         return ["All trainings are finished, but the run was stopped before its table was written.", onward]
-    named = [f"{one.name} ({f'step {one.done:,} of {one.steps:,}' if one.done else 'not begun'})" for one in left]
+    named = [f"{one.name} ({f'step {one.done:,} of {one.steps:,}' if one.done else 'no step kept'})" for one in left]
     done = len(told) - len(left)
     return [
         f"{done} of {plural(len(told), 'training')} {'is' if done == 1 else 'are'} finished. Not finished: "

@@ -140,6 +140,22 @@ def differing_texts(paths: Sequence[str | Path]) -> list[str]:
     return names if len(kinds) > 1 else []
 
 
+ARCHITECTURE = ("variant", "gate", "pathway", "registers", "penalty", "layer_scale")
+"""What variants of a vision transformer differ in by their names."""
+
+
+def differing_budgets(paths: Sequence[str | Path]) -> list[str]:
+    """The settings, variants' own left out, in which runs of vision transformers differ: "epochs 2, 8"."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        configs = Run.open(path).config.get("settings", {}).get("configs")
+        for own in configs.values() if isinstance(configs, dict) else ():
+            for name, value in own.items():
+                if name not in ARCHITECTURE and str(value) not in found.setdefault(name, []):
+                    found[name].append(str(value))
+    return [f"{name} {', '.join(values)}" for name, values in found.items() if len(values) > 1]
+
+
 def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
     """[run, arm, measure, seeds, median, mean, std, least, most]; std has n − 1, and is NaN for one seed."""
     groups = results.groupby(["run", "arm", "measure"], sort=False)["value"]

@@ -150,7 +150,7 @@ def _unseen(configs: Sequence[ViTConfig]) -> list[str]:
     """A sentence for every config whose sinks are not counted."""
     return [
         f"As {config.name} is trained, no sinks are counted: its kernel, {config.kernel}, makes no softmax call, which "
-        "is where they are read. Loss, common mode and the probe are recorded as ever."
+        "is where they are read. Loss, common mode, the probe, and what rows sum to are recorded."
         for config in configs
         if not _is_seen(config)
     ]

@@ -93,8 +93,10 @@ def layer_scores(model: LeJEPA, pixels: Tensor, score: Score | None = None) -> d
                 _, moments = model.vit(pixels, measure=kind)
             name = "common_mode" if kind == "gated" else "common_mode_ungated"
             found |= {f"{name}_{layer}": value for layer, value in enumerate(shares(moments).tolist())}
-        found |= row_sums(gathered(model.vit), pixels)
-        return found | dict(score(gathered(model.vit), pixels) if score is not None else {})
+        if score is None and model.vit.shape.kernel == "softmax":
+            return found
+        network = gathered(model.vit)
+        return found | row_sums(network, pixels) | dict(score(network, pixels) if score is not None else {})
     finally:
         model.train(was)
 

@@ -203,7 +203,8 @@ def _terms(called: nn.Module, shown: Shown, member: Member) -> dict[str, Tensor]
     if wrong is not None:
         step, kept = shown.number // config.accumulate, (member.folder / CHECKPOINT).is_file()
         raise Diverged(
-            f"The training of {member.name} has diverged: after {step} steps its {wrong} is {values[wrong]}. "
+            f"The training of {member.name} has diverged: after {step} {'step' if step == 1 else 'steps'} its {wrong} "
+            f"is {values[wrong]}. "
             f"{'The last checkpoint is from before' if kept else 'No checkpoint had been written yet'}; a smaller "
             "learning rate (--set lr=…) may do."
         )

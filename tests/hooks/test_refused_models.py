@@ -26,9 +26,12 @@ class Count(Reader):
         self.seen += 1
 
 
-def attempt(model: nn.Module, name: str = "timm dinov2") -> None:
-    with torch.inference_mode(), HookManager(model, Count()) as hooks:
+def attempt(model: nn.Module, name: str = "timm dinov2") -> int:
+    """How many calls of attention are seen in one forward."""
+    reader = Count()
+    with torch.inference_mode(), HookManager(model, reader) as hooks:
         hooks.run(pixels(name))
+    return reader.seen
 
 
 def hooks_on(model: nn.Module) -> int:
@@ -56,14 +59,14 @@ def test_a_timm_model_built_with_fusing_off_is_refused_and_told_how_to_switch_it
         attempt(model)
     for block in model.blocks:
         block.attn.fused_attn = True
-    attempt(model)
+    assert attempt(model) == len(model.blocks)
 
 
 def test_a_configuration_that_says_eager_over_fused_modules_does_not_matter() -> None:
     """Complaint 3: what counts is the call that is made."""
     model = fresh("timm dinov2")
     model.config = types.SimpleNamespace(_attn_implementation="eager")
-    attempt(model)
+    assert attempt(model) == len(model.blocks)
 
 
 def test_a_site_that_never_fires_is_named() -> None:

@@ -204,7 +204,7 @@ def test_an_unfinished_run_has_a_page_that_says_what_is_missing(halted: Path) ->
     assert ended.returncode == 0 and ended.stdout.strip() == str(halted / "report.html"), ended.stderr
     said = words(halted)
     assert "2 of 4 trainings are finished." in said and "go" in said
-    assert f"seed-1/{ARMS[0]} (step 3 of 6) and seed-1/{ARMS[1]} (not begun)" in said
+    assert f"seed-1/{ARMS[0]} (step 3 of 6) and seed-1/{ARMS[1]} (no step kept)" in said
     rows = cells(page(halted), "Results")
     assert [row[6] for row in rows if row[0] in ARMS] == ["1 of 2", "1 of 2"]
     assert [row[-1] for row in rows if row[0] == "seed 1"] == ["3 of 6", "0 of 6"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,19 +29,12 @@ from sinklab.training.vit_evaluate import evaluate, layer_scores
 from sinklab.training.vit_member import build_model, build_optimizer
 
 IMAGES = ProceduralImages(count=12, size=16)
+pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL: dict[str, Any] = {
     **{"image": 16, "dim": 12, "depth": 3, "heads": 2, "views": 2, "projector_hidden": 8, "projector_dim": 4},
     **{"slices": 16, "batch": 4, "epochs": 2, "warmup_epochs": 0.5, "drop_path": 0.2, "score_images": 4},
     **{"record_every": 1, "score_every": 2, "checkpoint_every": 2, "save_every": 1},
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def small(name: str = "gated-global-penalty-registers-tiny", **changes: Any) -> ViTConfig:

@@ -6,13 +6,12 @@ import json
 import os
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
 from sinklab.data.labelled import photographs
@@ -22,19 +21,12 @@ from sinklab.training.vit import train_vit
 from sinklab.training.vit_config import ViTConfig, make_config
 
 IMAGES = ProceduralImages(count=12, size=16)
+pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL: dict[str, Any] = {
     **{"image": 16, "dim": 12, "depth": 2, "heads": 2, "views": 2, "projector_hidden": 8, "projector_dim": 4},
     **{"slices": 16, "batch": 4, "epochs": 3, "warmup_epochs": 0.5, "score_images": 2},
     **{"record_every": 1, "score_every": 9, "checkpoint_every": 2, "save_every": 1},
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def small(**changes: Any) -> ViTConfig:
