@@ -68,13 +68,13 @@ def train_task(
             raise InputError("--resume goes on with a run and --overwrite replaces it: give one of them.")
         from sinklab.training.toy_config import make_config, members
 
+        chosen = make_config(task, config, changes or ())
         if (
             sweep is not None
             and sweep.value == "frequency"
             and any(each.startswith("steps=") for each in changes or ())
         ):
             raise InputError("Along the frequency every point takes frequency_steps: set that in place of steps.")
-        chosen = make_config(task, config, changes or ())
         numbers = seed_numbers(seeds)
         planned = members(chosen, numbers, None if sweep is None else sweep.value)
 
